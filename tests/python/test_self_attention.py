@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from common import COMPILERS, HALVES, INF, assert_example_runs, dtypes_of
 from hypothesis import given
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import qkv
 from qkv.nn import KVCache, Rotary, SelfAttention
@@ -474,6 +475,60 @@ def test_export():
     program = torch.export.export(layer, (x,), dynamic_shapes=({1: length},))
     for y in (x, sample(L + 4), sample(2100)):  # beyond the table that is there
         torch.testing.assert_close(program.module()(y), layer(y))
+
+
+class Step(torch.nn.Module):
+    """A step with a cache that is made of tensors."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.layer = make(rotary=1e4, **options).eval().requires_grad_(False)
+
+    def forward(self, x, keys, values, lengths, mask=None):
+        return self.layer(x, mask, KVCache(keys, values, lengths))
+
+
+def step_inputs(lengths):
+    keys, values = torch.randn(2, B, 2, 16, D)
+    return sample(1), keys, values, torch.tensor(lengths)
+
+
+# With norms, or without positions, the layer turns the query itself.
+every_step = pytest.mark.parametrize("options", [{}, {"qk_norm": True}, {"is_causal": False}])
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning"
+)
+@every_step
+@pytest.mark.parametrize("record", [
+    lambda step, x: torch.jit.trace(step, x, check_trace=False), lambda step, x: make_fx(step)(*x),
+], ids=["trace", "make_fx"])  # fmt: skip
+def test_a_recorded_step_is_for_all_lengths(record, options):
+    step = Step(**options)
+    recorded = record(step, step_inputs([3, 3]))
+    for lengths in ([5, 5], [2, 7]):
+        x = step_inputs(lengths)
+        found = recorded(*(y.clone() for y in x))
+        torch.testing.assert_close(found, step(*x))
+
+
+@every_step
+def test_a_step_without_numbers(options):
+    mask = torch.zeros(16)
+    meta = [x.to("meta") for x in (*step_inputs([3, 3]), mask)]
+    assert Step(**options).to("meta")(*meta).shape == (B, 1, E)
+    with FakeTensorMode() as mode:
+        found = Step(**options)(*step_inputs([3, 3]), torch.zeros(16))
+    assert mode.is_our_fake(found) and found.shape == (B, 1, E)
+
+
+@every_step
+def test_a_step_of_each_sample(options):
+    step, steps = Step(**options), [step_inputs(lengths) for lengths in ([3, 3], [5, 2])]
+    samples = [torch.stack(x) for x in zip(*steps, strict=True)]
+    expected = torch.stack([step(*x) for x in steps])
+    torch.testing.assert_close(torch.func.vmap(step)(*samples), expected)
 
 
 def test_views_and_not_copies(monkeypatch):

@@ -8,10 +8,22 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 # Of x86-64, and of AArch64 with pages of 4 KiB. Memory that a huge page is to hold begins at a
 # multiple of this.
 _HUGE_PAGE = 2 << 20
+
+
+def is_watched(*tensors: Tensor) -> bool:
+    """Whether operators are recorded or faked, or one of these tensors has no numbers of its own:
+    then nothing may follow from what is in a tensor, as a branch would."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._is_tracing()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or any(x.is_meta or is_functorch_wrapped_tensor(x) for x in tensors)
+    )
 
 
 def new_cache(shape: Sequence[int], *, dtype: torch.dtype | None = None) -> Tensor:
@@ -44,9 +56,7 @@ def new_cache(shape: Sequence[int], *, dtype: torch.dtype | None = None) -> Tens
         raise ValueError(f"shape: expected sizes of 0 or more, got {sizes}")
     count = math.prod(sizes)
     # Whoever records operators, or fakes them, sees none that makes a tensor of a buffer.
-    is_watched = torch.compiler.is_compiling() or torch._C._is_tracing()
-    is_watched = is_watched or torch._C._len_torch_dispatch_stack() > 0
-    if is_watched or sys.platform != "linux" or count * dtype.itemsize < _HUGE_PAGE:
+    if is_watched() or sys.platform != "linux" or count * dtype.itemsize < _HUGE_PAGE:
         return torch.zeros(sizes, dtype=dtype, device="cpu")
     # Private: what is shared, Python's default, has huge pages by another setting, mostly off.
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS

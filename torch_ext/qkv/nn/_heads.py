@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from qkv._cache import is_watched
 from qkv._functional import attention
 from qkv._refuse import refuse
 from qkv.nn._check import check_broadcast, check_dtypes
@@ -102,8 +103,7 @@ class GroupedHeads(torch.nn.Module):
         added = 0 if key is None else key.size(-2)
         keys = added if cache is None else [1, *mask.shape][-1]
         check_broadcast("mask", mask, [*query.shape[:-1], keys], type(self).__name__)
-        # A graph has no branch by what is in a tensor.
-        if cache is not None and keys != 1 and not torch.compiler.is_compiling():
+        if cache is not None and keys != 1 and not is_watched(cache.lengths):
             longest = max(cache.lengths.tolist(), default=0) + added
             if keys < longest:
                 wanted = f"a number for each of the longest row's {longest} keys is expected"

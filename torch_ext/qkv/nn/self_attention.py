@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qkv._cache import is_watched
 from qkv._refuse import refuse
 from qkv._rotate import rotate
 from qkv.nn._heads import GroupedHeads
@@ -16,7 +17,7 @@ from qkv.spans import Spans
 def _rows_from(table: Tensor, begins: Tensor, length: int) -> Tensor:
     """`[L, ...]`, a view of table where all rows of a batch begin at the same place, else
     `[B, L, ...]`."""
-    if not torch.compiler.is_compiling():  # a graph has no branch by what is in a tensor
+    if not is_watched(begins):
         places, last = {*begins.tolist()}, len(table) - length
         for place in places:
             if not (isinstance(place, int) and 0 <= place <= last):
@@ -24,7 +25,8 @@ def _rows_from(table: Tensor, begins: Tensor, length: int) -> Tensor:
                 refuse("cache.lengths", f"{place} in a row", wanted, RuntimeError, "SelfAttention")
         if len(places) == 1:
             return table[places.pop() :][:length]
-    return table[begins.unsqueeze(-1) + torch.arange(length, device=begins.device)]
+    places = begins.unsqueeze(-1) + torch.arange(length, device=begins.device)
+    return table.to(begins.device)[places]
 
 
 class SelfAttention(GroupedHeads):
@@ -158,7 +160,8 @@ class SelfAttention(GroupedHeads):
             query, key = self._norm_and_rotate(query, key, tables)
         else:  # The cache's operator turns query and key itself, to the same bits in less time.
             dtype = torch.promote_types(query.dtype, torch.float32)
-            cos, sin = own.table(cache.length + x.size(1), dtype).unbind(-2)
+            table = own.table(cache.length + x.size(1), dtype)
+            cos, sin = table.to(query.device).unbind(-2)
             options = {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": own.interleaved}
         return self._attend(query, key, value, gate, mask, spans, cache, **options)
 
