@@ -116,6 +116,17 @@ def test_sigma_is_learnt():
     assert smooth.sigma.item() == pytest.approx(2.0, abs=0.01)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning"
+)
+def test_sigma_is_learnt_by_a_traced_layer():
+    layer, value = GaussianSmoothing(1.0, trainable=True), torch.randn(200, 3)
+    traced = torch.jit.trace(layer, value, check_trace=False)
+    with torch.no_grad():
+        layer.log_sigma.fill_(3.0)
+    torch.testing.assert_close(traced(value), layer(value))
+
+
 def test_many_sigmas():
     """An ensemble: vmap over what is learnt."""
     smooth, value = GaussianSmoothing(1.0, trainable=True), torch.randn(50, 2, dtype=torch.float64)

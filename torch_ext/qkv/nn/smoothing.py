@@ -101,7 +101,9 @@ class GaussianSmoothing(torch.nn.Module):
         key = torch.cat((key, key.square().sum(-1, keepdim=True) / -2), -1)
         query = F.pad(query, (0, 1), value=1.0) / self.sigma.square()
         options: dict[str, Any] = {"scale": 1.0, "attn_mask": attn_mask}
-        if regular:
+        # A trace keeps the number, whatever sigma is learnt later.
+        is_traced = not torch.compiler.is_compiling() and torch._C._is_tracing()
+        if regular and not (is_traced and self.log_sigma.requires_grad):
             # A tensor's ceil, and not math's, for which torch.export has no name in its files.
             radius = (_RADIUS_IN_SIGMA * self.sigma).ceil().clamp(max=_FARTHEST).long()
             # On the meta device, under FakeTensorMode and where vmap has many of them, there is no
