@@ -108,6 +108,19 @@ class TestMaskedNeverLeaks:
         assert (ours[1].masked_select(blind[:, 0]) == -INF).all()
         assert all(x.isfinite().all() for x in (ours[0], *ours[2:]))
 
+    def test_rows_beside_one_that_sees_it_keep_their_bits(self, L, S, D, dtype, junk):
+        inputs, grads = make(L, S, D, dtype)
+        sees = torch.arange(L) % 2 == 1
+        mask = torch.ones(L, S, dtype=torch.bool)
+        mask[~sees, -1] = False
+        value = inputs[2].clone()
+        value[..., -1, :] = junk
+        expected, found = (
+            gradients(fused, [*inputs[:2], v], {"attn_mask": mask}, grads, ("query",))["query"]
+            for v in (inputs[2], value)
+        )
+        assert torch.equal(found[..., ~sees, :], expected[..., ~sees, :])
+
     def test_everything_masked(self, L, S, D, dtype, junk):
         inputs, grads = ([torch.full_like(x, junk) for x in xs] for xs in make(L, S, D, dtype))
         for mask in (torch.zeros(L, S, dtype=torch.bool), torch.full((L, S), -INF)):

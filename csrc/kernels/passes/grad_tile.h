@@ -78,10 +78,14 @@ void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const Backward
                    store(to, load(to) + grad * s.dropout.scale);
                  });
   }
-  if (s.has_few_keys && !s.needs_marks)
+  if (s.has_few_keys) {
+    // dP of a hidden pair may be NaN, and would be a part of its row's delta.
+    if (s.needs_marks)
+      mark_pairs<T, 1>(p, t.tile, key, keys, weights, t.tile.step, s.marks + at, {grad_scores});
     grad_whole_tile(p, a, t, key, keys, weights, grad_scores, s);
-  else
+  } else {
     weights_and_gradients(p, t, key, keys, weights, grad_scores, s);
+  }
   if (!s.needs_marks) return;
   mark_pairs<T, 2>(p, t.tile, key, keys, weights, t.tile.step, s.marks + at,
                    {weights, grad_scores});

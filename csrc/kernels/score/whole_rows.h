@@ -62,6 +62,7 @@ void grad_whole_tile(const Problem& p, const BackwardArgs& a, const BackwardTile
   };
   read(a.lse, lse), read(a.grad_lse, grad_lse);
   if (p.dropout_p > 0) drop_weights(p, s.dropout, tile, key, keys, grad_scores);
+  const bool hides = s.hides_pairs && !s.needs_marks;
   for (int v = 0; v < tile.lanes; v += kLanes<T>) {
     const GradLanes<T> lanes = s.lanes(t.lane + v);
     const Vec<T> base = load(s.base + t.lane + v);
@@ -72,8 +73,8 @@ void grad_whole_tile(const Problem& p, const BackwardArgs& a, const BackwardTile
       sink[0] *= lanes.factor;
     }
     subtract_base<T>(base, keys, tile.step, weights + v);
-    grad_whole_rows<T>(lanes, s.hides_pairs, sink[0], load(lse + v), load(grad_lse + v), keys,
-                       tile.step, weights + v, grad_scores + v);
+    grad_whole_rows<T>(lanes, hides, sink[0], load(lse + v), load(grad_lse + v), keys, tile.step,
+                       weights + v, grad_scores + v);
   }
   if (p.dropout_p > 0) drop_weights(p, s.dropout, tile, key, keys, weights);
 }
