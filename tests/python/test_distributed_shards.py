@@ -9,7 +9,7 @@ from distributed_calls import mesh_of
 from distributed_world import run
 from torch.distributed.tensor import DeviceMesh, distribute_tensor
 
-from qkv.distributed import shard, unshard
+from qkv.distributed import ring_attention, shard, unshard
 
 SIZES = [1, 2, 3, 4]
 
@@ -86,6 +86,12 @@ class TestGradients:
             expected[[0, 1, 6] if rank == 0 else [2, 3, 4, 5]] = rank + 1.0
             assert torch.equal(grad, expected)
 
+    def test_of_padding_alone(self):
+        """One position on 2 ranks: the second one's shard requires a gradient, too, without which
+        the ranks would be told that they differ."""
+        for grad in run(2, gradient_of_one_position):
+            assert torch.equal(grad, torch.ones(3, 1, 4))
+
     def test_of_unshard_is_summed_over_the_ranks_losses(self):
         weights = sum(torch.arange(7.0) * (rank + 1) for rank in range(3))
         padded = torch.cat([weights, torch.zeros(5)]).view(6, 2)
@@ -113,6 +119,13 @@ class TestGradients:
 def gradient_of_shard():
     whole = torch.randn(7, requires_grad=True)
     shard(whole, 0).sum().mul(dist.get_rank() + 1).backward()
+    return whole.grad
+
+
+def gradient_of_one_position():
+    whole = torch.randn(3, 1, 4, requires_grad=True)
+    ring_attention(*[shard(whole, -2)] * 3, seqlen=1).sum().backward()
+    dist.all_reduce(whole.grad)
     return whole.grad
 
 

@@ -53,6 +53,7 @@ def shard(tensor: Tensor, dim: int, group: Group = None, *, value: float = 0) ->
     chunk = -(-length // (2 * team.size))
     spans = Plan(team.size, chunk, length).spans(team.rank)
     parts = [tensor.narrow(dim, x.positions.begin, x.positions.size) for x in spans]
+    parts = parts or [tensor.narrow(dim, 0, 0)]  # padding alone has a gradient, too, as elsewhere
     shape = [*tensor.shape]
     shape[dim] = 2 * chunk - sum(x.positions.size for x in spans)  # behind the end of the sequence
     return torch.cat([*parts, tensor.new_full(shape, value)], dim)
