@@ -607,7 +607,9 @@ def dropped_in_states_of_their_own():
 
 
 class TestWhatElseTorchDoes:
-    @pytest.mark.parametrize("way", ["inference", "sdpa", "compiled", "autocast", "viewed"])
+    @pytest.mark.parametrize(
+        "way", ["inference", "sdpa", "compiled", "compiled_places", "autocast", "viewed"]
+    )
     def test_agrees(self, way):
         on_mesh((2,), way_agrees, way)
 
@@ -640,6 +642,19 @@ def compiled(*tensors):
     return sum(torch.autograd.grad(function(*leaves).sum(), leaves))
 
 
+def compiled_places(query, key, value):
+    """Dropout and score functions depend on where in the whole a process's heads are. That must
+    be no number of a tensor, which nobody knows while torch.compile traces."""
+
+    def f(query, key, value):
+        dropped = qkv.attention(query, key, value, dropout_p=0.5)
+        scored = qkv.flex_attention(query, key, value, score_mod=lambda s, b, h, i, j: s + h * j)
+        return dropped + scored
+
+    torch.manual_seed(1)
+    return torch.compile(f, fullgraph=True, backend="aot_eager")(query, key, value)
+
+
 def autocast(*tensors):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return qkv.attention(*tensors)
@@ -653,7 +668,7 @@ def viewed(*tensors):
     return output.transpose(1, 2).flatten(2).unflatten(2, (4, 8)).transpose(1, 2)
 
 
-WAYS = {f.__name__: f for f in (inference, sdpa, compiled, autocast, viewed)}
+WAYS = {f.__name__: f for f in (inference, sdpa, compiled, compiled_places, autocast, viewed)}
 
 
 class TestErrors:

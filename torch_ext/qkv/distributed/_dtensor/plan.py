@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from qkv._vmap.packed import laid_out_like
 from qkv.distributed._dtensor.layout import HEADS, Dims, Layout
@@ -98,10 +97,16 @@ class Plan(NamedTuple):
 
     def first(self, label: int) -> int:
         """The number that the first of this process's heads or batch items has among those of
-        all."""
-        placements = [Shard(0) if own == label else Replicate() for own in self.labels]
-        shape = (self.sizes[label],)
-        return compute_local_shape_and_global_offset(shape, self.mesh, placements)[1][0]
+        all. Counted as torch does, but without the tensors that it makes for this, which have no
+        numbers while torch.compile traces."""
+        first, size, place = 0, self.sizes[label], self.mesh.get_coordinate()
+        assert place is not None  # or on_one_mesh has raised
+        for i, own in enumerate(self.labels):
+            if own == label:
+                chunk = -(-size // self.mesh.size(i))
+                before = min(size, chunk * place[i])
+                first, size = first + before, min(chunk, size - before)
+        return first
 
 
 def sizes_of(layout: Layout, shapes: Mapping[str, torch.Size]) -> dict[int, int]:
