@@ -671,6 +671,26 @@ def viewed(*tensors):
 WAYS = {f.__name__: f for f in (inference, sdpa, compiled, compiled_places, autocast, viewed)}
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_tables_in_parts_of_different_sizes(dim):
+    """What a score function captures: torch flattens no such DTensor."""
+    on_mesh((2,), tables_agree, dim)
+
+
+def tables_agree(mesh, dim):
+    def attend(query, key, value, table, numbers):
+        table = table.detach().requires_grad_()
+        output = qkv.flex_attention(
+            query, key, value, score_mod=lambda s, b, h, i, j: s + table[h, j] * numbers[i, h]
+        )
+        return output, *torch.autograd.grad(output.sin().sum(), table)
+
+    table = torch.randn(3, 5, dtype=torch.float64)
+    tensors = [*inputs(heads=3, kv_heads=3), table, torch.arange(15).view(5, 3)]
+    found = attend(*(distribute(x, mesh, [Shard(dim)]) for x in tensors))
+    same(found, attend(*tensors))
+
+
 class TestErrors:
     def test_a_tensor_that_is_none_of_dtensors(self):
         expected = (

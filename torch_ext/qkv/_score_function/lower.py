@@ -13,7 +13,7 @@ from qkv._recorded import ARGUMENT, CAPTURED, CONSTANT, Node, Recording, Refused
 from qkv._score_function.instructions import RULES, Instructions, NoRule, Register
 from qkv._score_function.program import Line, needed, written
 from qkv._score_function.recognise import Known, known
-from qkv._score_function.tables import Remembered, in_int32, joined, name_of
+from qkv._score_function.tables import Remembered, flat, in_int32, joined, name_of
 
 LOOKUPS = frozenset("index select embedding".split())
 _SINGLE = "look single numbers up, such as table[head, query - key]"
@@ -49,9 +49,9 @@ class Lowered:
         value = self.values(captured)
 
         def integers() -> Tensor | None:
-            return joined([in_int32(value(x), function).reshape(-1) for x in self.integers])
+            return joined([flat(in_int32(value(x), function)) for x in self.integers])
 
-        floats = joined([value(x).reshape(-1).to(self.floating) for x in self.floats])
+        floats = joined([flat(value(x)).to(self.floating) for x in self.floats])
         if not self.integers:
             return floats, None
         return floats, self.remembered.of([captured[n] for n in self.read], integers)

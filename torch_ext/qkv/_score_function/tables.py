@@ -14,6 +14,17 @@ def joined(parts: list[Tensor]) -> Tensor | None:
     return torch.cat(parts) if len(parts) > 1 else parts[0] if parts else None
 
 
+def flat(x: Tensor) -> Tensor:
+    """As a table. Each process needs the whole of a DTensor, and torch flattens none whose parts
+    are of different sizes."""
+    if any(placement.is_shard() for placement in getattr(x, "placements", ())):
+        from torch.distributed.tensor import Replicate
+
+        whole = [Replicate() if p.is_shard() else p for p in x.placements]  # type: ignore
+        x = x.redistribute(placements=whole)  # type: ignore
+    return x.reshape(-1)
+
+
 def name_of(x: Tensor, function: Any) -> str:
     """What the function calls a captured tensor, for errors."""
     if inspect.isfunction(function) or inspect.ismethod(function):
