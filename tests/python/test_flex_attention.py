@@ -169,6 +169,16 @@ def test_compiled_for_any_number():
         torch.testing.assert_close(compiled(cap), call(cap))
 
 
+def test_compiled_for_an_attribute_that_changes():
+    """Of which torch.compile makes an item of a tensor, since only the function reads it."""
+    tensors, module = torch.randn(3, 1, 2, 5, 8), torch.nn.Module()
+    score_mod = lambda s, b, h, q, k: module.cap * torch.tanh(s / module.cap) + q * module.cap  # noqa: E731
+    call = lambda: qkv.flex_attention(*tensors, score_mod)  # noqa: E731
+    compiled = torch.compile(call, fullgraph=True, backend="eager")
+    for module.cap in (1.5, 2.5, 3.25):
+        torch.testing.assert_close(compiled(), call())
+
+
 def test_compiled_for_any_length():
     table = numbers(H, 2 * S)
     count = CompileCounterWithBackend("aot_eager")

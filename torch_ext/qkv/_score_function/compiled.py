@@ -41,7 +41,7 @@ class _Variable(higher_order_ops.TorchHigherOrderOperatorVariable):
         floating = torch.float64 if query.dtype == torch.float64 else torch.float32
         graph, captured = _graph_of(self, tx, score_mod, query, floating)
         fakes = [_stand_in(proxy.node.meta["example_value"]) for proxy in captured]
-        lines = _Lines(graph)
+        lines = _Lines(graph, floating)
         try:
             program, found = lowered(
                 lambda *arguments: lines.run(*arguments, *fakes), floating, lambda: lines.line
@@ -59,6 +59,17 @@ class _Lines(torch.fx.Interpreter):
     """Knows the line of the user that each node of the graph comes from."""
 
     line = ("score_mod", "?", 0)
+
+    def __init__(self, graph: Any, floating: torch.dtype) -> None:
+        super().__init__(graph)
+        self.floating = floating
+
+    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """A number of Python's that has changed, as an attribute, is an item of a tensor that
+        torch.compile makes; it is looked up instead."""
+        if target == "item" and args[0].dtype == torch.float64:
+            return args[0].to(self.floating)
+        return super().call_method(target, args, kwargs)
 
     def run_node(self, n: torch.fx.Node) -> Any:
         found = re.findall(r'File "(.*)", line (\d+), in (.*)', n.stack_trace or "")
