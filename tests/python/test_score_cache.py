@@ -5,6 +5,7 @@ import functools
 import gc
 import itertools
 import math
+import sys
 import threading
 import types
 import weakref
@@ -239,11 +240,100 @@ def by_method_of_named_tuple(x):
     return lambda s, b, h, q, k: window.scaled(s)
 
 
+class Factor:
+    """What Python calls of it has no name in the code."""
+
+    def __init__(self, s=None):
+        self.s = s
+
+    def __mul__(self, s):
+        return s * LAZY.cap
+
+    def value(self):
+        return self.s * LAZY.cap
+
+
+def by_operator(x):
+    LAZY.cap, factor = x, Factor()
+    return lambda s, b, h, q, k: factor * s
+
+
+def by_object_made_inside(x):
+    LAZY.cap = x
+    return lambda s, b, h, q, k: Factor(s).value()
+
+
+def by_attribute_of_function(x):
+    def scaled(s):
+        return s * scaled.cap
+
+    scaled.cap = x
+    return lambda s, b, h, q, k: scaled(s)
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+    @property
+    def cap(self):
+        return LAZY.cap
+
+
+def by_property_of_int_enum(x):
+    LAZY.cap, level = x, Level.LOW
+    return lambda s, b, h, q, k: s * level.cap
+
+
+class KindOfCap:
+    """A descriptor, which only objects have."""
+
+    def __get__(self, of, kind=None):
+        return of.caps[0]
+
+
+class Described:
+    cap = KindOfCap()
+
+    def __init__(self):
+        self.kind = "described"
+
+    @property
+    def caps(self):
+        return LAZY.cap
+
+
+def by_descriptor(x):
+    LAZY.cap, described = [x], Described()
+    return lambda s, b, h, q, k: s * described.cap
+
+
+class Answers:
+    def __init__(self):
+        self.kind = "answers"
+
+    def __getattr__(self, name):
+        if name == "cap":
+            return LAZY.cap
+        raise AttributeError(name)
+
+
+def by_answer(x):
+    LAZY.cap, answers = x, Answers()
+    return lambda s, b, h, q, k: s * answers.cap
+
+
+def by_parameter_dict(x):
+    numbers = torch.nn.ParameterDict({"cap": x})
+    return lambda s, b, h, q, k: s * numbers["cap"]
+
+
 WAYS = [by_closure, by_default, by_keyword, by_partial, by_inner_function, by_nested_code,
         by_module, by_callable_module, by_object, by_list, by_masks_of_torch, by_wrapper,
         by_objects_made_when_asked, by_number_of_numpy, by_decorated,
         by_lazy_module, by_set, by_module_of_torch, by_container, by_method_of_dict,
-        by_attribute_of_tensor, by_method_of_named_tuple]  # fmt: skip
+        by_attribute_of_tensor, by_method_of_named_tuple, by_operator,
+        by_attribute_of_function, by_object_made_inside, by_property_of_int_enum, by_descriptor,
+        by_answer, by_parameter_dict]  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -345,6 +435,49 @@ def test_what_has_no_key_is_traced_each_time():
     assert not is_known(by_script) and not is_known(by_script)
     by_iterator = lambda s, b, h, q, k: s * next(hidden)[h]  # noqa: E731
     assert not is_known(by_iterator) and not is_known(by_iterator)
+
+
+class Above(Scale):
+    def forward(self, s):
+        return super().forward(s) * getattr(self, "larger" if s is None else "factor")
+
+
+def test_what_is_read_without_its_name_is_seen(monkeypatch):
+    """Imports within a function, super, getattr: these, too, are traced each time."""
+    monkeypatch.setitem(sys.modules, SETTINGS.__name__, SETTINGS)
+    above = Above(2.0)
+
+    def by_import(s, b, h, q, k):
+        from settings_of_a_user import window
+
+        return torch.where(q - k < window, s, -INF)
+
+    by_globals = lambda s, b, h, q, k: s * globals()["SCALE"]  # noqa: E731
+    by_super = lambda s, b, h, q, k: above(s)  # noqa: E731
+    above.factor, before = 1.0, []
+    for change in (lambda: None, lambda: setattr(above, "factor", 5.0)):
+        change()
+        before.append([text(f) for f in (by_import, by_globals, by_super)])
+        monkeypatch.setattr(SETTINGS, "window", 7)
+        monkeypatch.setitem(globals(), "SCALE", 8.0)
+    assert all(old != new for old, new in zip(*before, strict=True))
+
+
+def test_whether_a_tensor_requires_grad_is_seen():
+    table = torch.randn(9)
+    score_mod = lambda s, b, h, q, k: s + table[q if table.requires_grad else k]  # noqa: E731
+    first = text(score_mod)
+    table.requires_grad_()
+    assert text(score_mod) != first and "query" in text(score_mod)
+
+
+def test_integers_that_numpy_writes_are_read_for_each_call():
+    numbers = numpy.arange(6)
+    ids = torch.from_numpy(numbers)
+    score_mod = lambda s, b, h, q, k: torch.where(ids[q] == ids[k], s, -INF)  # noqa: E731
+    for _ in range(2):
+        assert trace(score_mod, torch.float32).indices.tolist() == numbers.tolist()
+        numbers[3] = 9
 
 
 def test_keys_tell_dtypes_apart():

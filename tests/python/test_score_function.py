@@ -171,6 +171,7 @@ REFUSED = {
     "tolist": lambda s, b, h, q, k: s + BIAS.tolist()[0],
     "has views": lambda s, b, h, q, k: s + BIAS.unbind(0)[1].mul_(2)[h, q, k],
     "add.out writes into a tensor, in": lambda s, *_: torch.add(s, 1, out=torch.empty(())),
+    "detach_ changes a tensor": lambda s, b, h, q, k: s + (TABLE * 1).detach_()[h, q],
     "gives a bool of a tensor": lambda s, b, h, q, k: s + TABLE.is_same_size(BIAS),
     "_dense.default reads": lambda s, b, h, q, k: s + TABLE[h, 1:][q],
     "is captured": lambda s, b, h, q, k: s + BIAS.mul_(2)[b, h, q, k],

@@ -29,6 +29,7 @@ _READING = frozenset(
     "tolist numpy __array__ __dlpack__ data_ptr storage untyped_storage __reduce_ex__ "
     "__deepcopy__".split()
 )
+_REQUIRES_GRAD: Any = getattr(Tensor.requires_grad, "__get__")  # noqa: B009
 _INDEX = (torch.int32, torch.int64, torch.int16, torch.int8)
 _VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _NOT_OF_USERS = tuple(f"{Path(x).parent}{os.sep}" for x in (torch.__file__, __file__))
@@ -277,6 +278,11 @@ class _StandingIn(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in _READING:
             raise self.recorder.refused(f"{name} reads the numbers of a tensor", _WHERE)
+        if name == "detach_":  # which is no operation to those behind it
+            raise self.recorder.refused("detach_ changes a tensor", "x = x.detach() is expected")
+        if func == _REQUIRES_GRAD:  # which stand-ins have not
+            with torch._C.DisableTorchFunction():
+                return func(*args)
         args, kwargs = replaced((args, kwargs or {}), self._stand_in, Tensor)
         indices = _indices(*args) if func is Tensor.__getitem__ else None
         return func(*args, **kwargs) if indices is None else torch.ops.aten.index(args[0], indices)

@@ -1,5 +1,6 @@
 """What a function's result follows from beside its arguments, as a key: see `key_of`."""
 
+import dis
 import functools
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,14 @@ _PLAIN = frozenset({int, bool, str, bytes, type(None), type(Ellipsis), torch.dty
 _BY_IDENTITY = frozenset({OpOverload, OpOverloadPacket, type(str.join)})
 _TENSORS = frozenset({Tensor, torch.nn.Parameter})
 _MISSING = object()
+# What reads things that the code does not name, so that they are in no key.
+_READS_UNNAMED = frozenset(
+    "getattr hasattr vars locals globals eval exec __dict__ __import__ import_module super environ "
+    "getenv children modules parameters buffers named_children named_modules named_parameters "
+    "named_buffers get_submodule get_parameter get_buffer".split()
+)
+# Of an object that is there already; what __getattr__ gives is asked for by name.
+_NOT_OF_CALLS = ("__init__", "__new__", "__repr__", "__getattr__")
 
 
 class Unkeyed(Exception):
@@ -31,6 +40,14 @@ class _Code:
     def __init__(self, code: CodeType) -> None:
         self.code = code  # kept, for its id is what it is found by
         self.names = words_in(code)  # of globals and attributes
+        self.is_open = not _READS_UNNAMED.isdisjoint(self.names) or _imports(code)
+
+
+def _imports(code: CodeType) -> bool:
+    """Whether a user's module is imported in it: what it takes of that is no global."""
+    found = (x.argval for x in dis.get_instructions(code) if x.opname == "IMPORT_NAME")
+    inside = (x for x in code.co_consts if isinstance(x, CodeType))
+    return not all(x and _is_foreign(x) for x in found) or any(map(_imports, inside))
 
 
 _codes: dict[int, _Code] = {}
@@ -54,7 +71,8 @@ def key_of(function: Any) -> tuple[tuple[Any, ...], list[Tensor]]:
     other ways (a file, a number that another function returns) is not. It keeps no tensor alive.
 
     Raises:
-        Unkeyed: the function captures what has no key, such as an array of numpy.
+        Unkeyed: the function captures what has no key, such as an array of numpy, or reads what it
+            does not name, as getattr, super and imports do.
     """
     walk = _Walk()
     walk(function, _NO_NAMES)
@@ -62,13 +80,14 @@ def key_of(function: Any) -> tuple[tuple[Any, ...], list[Tensor]]:
 
 
 class _Walk:
-    __slots__ = ("numbers", "parts", "seen", "tensors")
+    __slots__ = ("numbers", "parts", "seen", "tensors", "whole")
 
     def __init__(self) -> None:
         self.parts: list[Any] = [torch.get_default_dtype()]
         self.tensors: list[Tensor] = []
         self.numbers: dict[int, int] = {}  # of tensors
         self.seen: dict[tuple[int, int], tuple[int, Any]] = {}  # by ids, with what has the id
+        self.whole: set[int] = set()  # ids of what `unnamed` has looked at
 
     def __call__(self, x: Any, code: _Code) -> None:
         """code: what reads x, and so which of its attributes count."""
@@ -96,17 +115,24 @@ class _Walk:
         else:
             self.tensors.append(x)
             self.parts += (Tensor, x.dtype, x.shape, x.device, x.layout)
+        if "requires_grad" in code.names:
+            self.parts.append(x.requires_grad)
         for name in code.names & x.__dict__.keys():  # that the user gave it
             self.parts.append(name)
             self(x.__dict__[name], code)
 
-    def function(self, x: FunctionType, _: _Code) -> None:
+    def function(self, x: FunctionType, reader: _Code) -> None:
         is_foreign = _is_foreign(x.__module__)
         if is_foreign and x.__closure__ is None:
             self.parts.append(x)
             return
         code = _code_of(x.__code__)
+        if code.is_open and not is_foreign:
+            raise Unkeyed
         self.parts.append(code)
+        for name in reader.names & x.__dict__.keys():
+            self.parts.append(name)
+            self(x.__dict__[name], reader)
         for cell in x.__closure__ or ():
             try:
                 self(cell.cell_contents, code)
@@ -158,16 +184,17 @@ class _Walk:
     def other(self, x: Any, code: _Code) -> None:
         """A subclass of these, a class, or an object, by what the code names of it."""
         kind = type(x)
-        if isinstance(x, Tensor):
+        is_foreign = _is_foreign(kind.__module__)
+        if isinstance(x, Tensor) and is_foreign:
             return self.tensor(x, code)
         if isinstance(x, (tuple, list)):
             self.sequence(x, code)
-            return None if _is_foreign(kind.__module__) else self.attributes(x, {}, code)
+            return None if is_foreign else self.attributes(x, getattr(x, "__dict__", {}), code)
         if isinstance(x, ModuleType):
             return self.module(x, code)
         if isinstance(x, (Number, str)):  # such as members of enum and numbers of numpy
             self.parts += (kind, repr(x))
-            return None
+            return None if is_foreign else self.attributes(x, getattr(x, "__dict__", {}), code)
         if isinstance(x, (set, frozenset)):
             return self.sequence(sorted(x, key=repr), code)
         if isinstance(x, type):
@@ -176,35 +203,56 @@ class _Walk:
         state = getattr(x, "__dict__", None)
         is_module = isinstance(x, torch.nn.Module)
         hooks = is_module and (x._forward_hooks or x._forward_pre_hooks)
-        if state is None or hooks or isinstance(x, (dict, torch.jit.ScriptModule)):
+        if state is None or hooks or isinstance(x, (Tensor, dict, torch.jit.ScriptModule)):
             raise Unkeyed
         self.parts.append(kind)
         if is_module:
             state = {**x._buffers, **x._parameters, **x._modules, **state}
             # Of a user's module, which may be a whole model, the names in its code count. Torch's
             # code, and that of containers, calls modules that it does not name.
-            if _is_foreign(kind.__module__) or hasattr(kind, "__getitem__"):
+            if is_foreign or hasattr(kind, "__getitem__"):
                 self.dictionary(x._modules, code)
+            if isinstance(x, (torch.nn.ParameterDict, torch.nn.ParameterList)):
+                self(list(getattr(x, "items", x.__iter__)()), code)
         else:
             self.dictionary(state, code)
         self.attributes(x, state, code)
-        call = getattr(kind, "forward" if is_module else "__call__", None)
+        call = getattr(kind, "forward", None) if is_module else None
         if isinstance(call, FunctionType):
             if not _is_foreign(call.__module__):
                 self(MethodType(call, x), code)
-            elif is_module:  # such as ELU, with its alpha
+            else:  # such as ELU, with its alpha
                 self.attributes(x, state, _code_of(call.__code__))
         return None
 
     def attributes(self, x: Any, state: dict[str, Any], code: _Code) -> None:
-        of = type(x) if state else x  # a miss of x's is slow
+        kind = type(x)
+        answers = isinstance(getattr(kind, "__getattr__", None), FunctionType)
+        is_asked = not state or (answers and not _is_foreign(kind.__getattr__.__module__))
         for name in code.names:
             value = state.get(name, _MISSING)
-            if value is _MISSING and hasattr(of, name):
+            # A miss of x's is slow, so that its class is asked, and for what is no class's own.
+            if value is _MISSING and (
+                is_asked or hasattr(kind, name) or any(name in vars(base) for base in kind.__mro__)
+            ):
                 value = getattr(x, name, _MISSING)
             if value is not _MISSING:
                 self.parts.append(name)
                 self(value, code)
+        if not isinstance(x, ModuleType) and id(x) not in self.whole:
+            self.whole.add(id(x))
+            self.unnamed(x, code)
+
+    def unnamed(self, x: Any, code: _Code) -> None:
+        """The methods that run without being named, such as `__mul__`; of a class all of them, as
+        it may be called."""
+        is_class = isinstance(x, type)
+        for base in (x if is_class else type(x)).__mro__:
+            for name, value in () if _is_foreign(base.__module__) else vars(base).items():
+                value = getattr(value, "fget", getattr(value, "__func__", value))
+                is_special = name[:2] == "__" and name not in _NOT_OF_CALLS
+                if isinstance(value, FunctionType) and (is_class or is_special):
+                    self(MethodType(value, x), code)
 
 
 _WALKS: dict[type, Any] = {

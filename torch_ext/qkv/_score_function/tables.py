@@ -54,15 +54,20 @@ def _is_plain(x: Tensor) -> bool:
     return is_tensor and not torch._C._len_torch_dispatch_stack()
 
 
+def _is_own(x: Tensor) -> bool:
+    return x.layout == torch.strided and x.untyped_storage().resizable() and not x.is_shared()
+
+
 class Remembered:
     """What was last made of some tensors, a tensor or a number, for as long as these live and
-    nothing is written to them."""
+    nothing is written to them. Nothing is kept of memory that numpy or another process has, too:
+    of what they write torch has no version."""
 
     def __init__(self) -> None:
         self._last: tuple[list[weakref.ref[Tensor]], list[tuple[int, int]], Any] | None = None
 
     def of(self, tensors: list[Tensor], make: Callable[[], Any]) -> Any:
-        if not all(_is_plain(x) and not x.is_inference() for x in tensors):
+        if not all(_is_plain(x) and not x.is_inference() and _is_own(x) for x in tensors):
             return make()
         # `x.data = y` is no new version.
         versions, last = [(x._version, x.data_ptr()) for x in tensors], self._last
