@@ -310,6 +310,16 @@ class Attention(nn.Module):
         fill = self.proj.bias[:5]
         return torch.where(fill > 0, query @ key.mT, fill).softmax(-1) @ value
 
+    def filled_by_a_learned_number(self, query, key, value):
+        fill = self.proj.bias[0] - 2e4
+        return torch.where(torch.arange(5) > 2, fill, query @ key.mT).softmax(-1) @ value
+
+    def zeroed_where_two_masks_hide(self, query, key, value):
+        """Which hide all of the first query's keys only together, and of them one is zeroed."""
+        mask, padded = torch.ones(5, 5).triu(1).bool(), torch.arange(5) == 0
+        scores = (query @ key.mT).masked_fill(mask, -1e9).masked_fill(padded, -1e9)
+        return scores.softmax(-1).masked_fill(padded, 0.0) @ value
+
     def changed_unrecorded(self, query, key, value):
         scores = query @ key.mT
         with torch.no_grad():
@@ -450,6 +460,9 @@ SCORES = {
     "larger_mask": lambda s: s.masked_fill(LARGE > 0, -1e9),
     "dropped_scores": lambda s: nn.functional.dropout(s, 0.5),
     "integers": lambda s: s.to(torch.int64).double(),
+    "absolute": lambda s: abs(s),
+    "powers": lambda s: 2**s,
+    "remainders": lambda s: s % 2 + (2 // (+s).detach()),
 }
 SCORES_TAKEN = {
     "factor_in_a_tensor": lambda s: s * torch.tensor(0.5),
@@ -491,10 +504,12 @@ BODIES = {
                      "joined_heads_times_a_mask", "filled_and_then_times_a_learned_number"), True),
     **dict.fromkeys(("query_changed_in_between", "mask_changed_in_between", "other_dimension",
                      "key_changed_by_an_argument", "key_overwritten", "data_exchanged",
-                     "filled_by_a_tensor", "changed_unrecorded", "looked_at_unrecorded",
+                     "filled_by_a_tensor", "filled_by_a_learned_number", "changed_unrecorded",
+                     "looked_at_unrecorded",
                      "times_a_head_mask", "times_a_triangle_that_is_seen",
                      "times_a_triangle_half_of_which_is_hidden",
                      "times_a_mask_that_hides_a_row", "filled_by_two_numbers",
+                     "zeroed_where_two_masks_hide",
                      "filled_and_then_times_a_number_below_0"), False),
 }  # fmt: skip
 
@@ -642,6 +657,32 @@ def test_small_calls_are_not_looked_at_twice(monkeypatch):
         starts.clear()
         layer(torch.randn(3, 5, 8), cache=cache)
         assert bool(starts) == looked_at
+
+
+def test_what_is_written_out_beside_a_fused_call_is_tried_too():
+    """A layer whose first call goes to scaled_dot_product_attention has shown nothing of it."""
+    torch.manual_seed(0)
+    mask = torch.tensor([False, False, True, False, True])
+    layer = Attention(lambda _, q, k, v: nn.functional.scaled_dot_product_attention(q, k, v))
+    x = torch.randn(3, 5, 8)
+    conversion = qkv.convert(layer)
+    layer(x)
+    assert conversion.changed and not conversion.left
+    layer.body = lambda _, q, k, v: (q @ k.mT - 3e4).masked_fill(mask, -2e4).softmax(-1) @ v
+    assert_close(layer(x), Attention.forward(layer, x), rtol=0, atol=0)
+    assert conversion.left == {"": "its softmax(query @ key) @ value differs from qkv's"}
+
+
+def test_hooks_within_that_see_gradients(calls):
+    """torch calls them with tensors alone: such a call is the layer's own."""
+    layer, seen = Attention(Attention.plain), []
+    qkv.convert(layer)
+    hook = layer.drop.register_full_backward_hook(lambda *given: seen.append(given[2][0].shape))
+    layer(torch.randn(3, 5, 8)).sum().backward()
+    assert seen == [(3, 2, 5, 5)] and not calls
+    hook.remove()
+    layer(torch.randn(3, 5, 8))
+    assert calls
 
 
 def test_refused_where_it_differs():

@@ -210,10 +210,12 @@ def _scaled(term: Tensor, factor: Tensor) -> Tensor:
 def _fill(core: Core, shape: Any, mask: Tensor, value: Any) -> Core | None:
     if mask.dtype != torch.bool:
         return None
-    if isinstance(value, Tensor) and value.numel() != 1:
+    if isinstance(value, Tensor) and (value.numel() != 1 or value.requires_grad):
         return None
     if core.stage == "weights" and value == 0:
         known = any(x is mask or (x.shape == mask.shape and x.equal(mask)) for x in core.hidden)
+        # Of a row that masks hide only together, one of them leaves some weights.
+        known = known and (core.blind is None or len(core.hidden) == 1)
         return core._replace(blind=None) if known else None
     value = float(value)
     if core.stage != "scores" or value > _HIDES:

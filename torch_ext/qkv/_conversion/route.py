@@ -20,8 +20,9 @@ from qkv._conversion.scores import introduce, kind_of, run_before, settle, settl
 from qkv._functional import attention, has_kernels
 from qkv._verbose import note_left
 
-# What a layer that writes its attention out goes by; or why it is left to itself.
-UNTRIED, MATCHED = "untried", "matched"
+# What a layer that writes its attention out goes by; or why it is left to itself. FUSED: so far it
+# has called scaled_dot_product_attention, and what it writes out elsewhere is yet to be tried.
+UNTRIED, FUSED, MATCHED = "untried", "fused", "matched"
 
 
 def route_sdpa(layer: nn.Module, **attributes: Any) -> None:
@@ -63,7 +64,7 @@ def is_written(layer: nn.Module) -> bool:
 def why_left(layer: nn.Module) -> str | None:
     """Why a layer that was routed is not computed by qkv, as its first call has shown."""
     way = layer.__dict__.get("_way", MATCHED)
-    return None if way in (UNTRIED, MATCHED) else way
+    return None if way in (UNTRIED, FUSED, MATCHED) else way
 
 
 def unroute(layer: nn.Module) -> None:
@@ -134,7 +135,14 @@ def _route_of(layer: nn.Module, plain: Any, args: Any, kwargs: Any) -> "_Route |
     sizes = _sizes(args, kwargs)
     if layer.__dict__["_is_settled"] or sizes in layer.__dict__["_small"]:
         return None
-    return None if _returns_weights(plain, args, kwargs) else _Written(way == MATCHED, sizes)
+    if _returns_weights(plain, args, kwargs) or any(map(_sees_gradients, layer.modules())):
+        return None
+    return _Written(way == MATCHED, sizes)
+
+
+def _sees_gradients(module: nn.Module) -> bool:
+    """Whether it has hooks that torch calls with gradients of tensors alone."""
+    return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
 def _sizes(args: Any, kwargs: Any) -> tuple[Any, ...] | None:
@@ -208,7 +216,8 @@ class _Written(_Route):
         """Decides, after the first call that is not small, whether the layer goes on this way. A
         small one has others of its sizes be the layer's own without a look at them."""
         is_tried = self.is_taken or self.refused or (self.steps and not self.is_small)
-        if layer.__dict__.get("_way") == UNTRIED and is_tried:
+        way = layer.__dict__.get("_way")
+        if is_tried if way == UNTRIED else way == FUSED and (self.refused or self.is_matched):
             layer.__dict__["_way"] = self._way()
         if self.is_small and self.sizes and not (self.is_taken or self.steps):
             layer.__dict__["_small"].add(self.sizes)
@@ -217,7 +226,9 @@ class _Written(_Route):
     def _way(self) -> str:
         if self.refused or not self.is_taken:
             return self.refused or "its first call had no softmax(query @ key) @ value"
-        return "it computes with its weights themselves" if self.weights_run else MATCHED
+        if self.weights_run:
+            return "it computes with its weights themselves"
+        return MATCHED if self.is_matched else FUSED
 
 
 def _is_ours(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options) -> bool:

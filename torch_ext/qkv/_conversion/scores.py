@@ -133,8 +133,9 @@ class Scores:
 
 for _name in (
     *("add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "truediv", "itruediv"),
-    *("rtruediv", "matmul", "rmatmul", "neg", "pow", "eq", "ne", "lt", "gt", "le", "ge", "and"),
-    *("or", "getitem", "setitem", "len", "bool", "float", "iter", "format", "repr", "array"),
+    *("rtruediv", "matmul", "rmatmul", "neg", "pos", "abs", "pow", "rpow", "floordiv", "rfloordiv"),
+    *("mod", "rmod", "contains", "eq", "ne", "lt", "gt", "le", "ge", "and", "or", "getitem"),
+    *("setitem", "len", "bool", "float", "iter", "format", "repr", "array"),
 ):
     _name = f"__{_name}__"
     setattr(Scores, _name, functools.partialmethod(Scores._call, getattr(Tensor, _name)))
