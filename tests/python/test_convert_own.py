@@ -193,6 +193,20 @@ def test_checkpoints(name, reentrant):
         assert_same([p.grad for p in model.parameters()], expected, 5e-3)
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradients_of_weights_that_leave_a_checkpoint(reentrant):
+    """The one that is reentrant gives gradients to what is a tensor when it leaves, alone."""
+    model = nn.ModuleList([Attention(lambda _, q, k, v: [w := (q @ k.mT).softmax(-1), w @ v])])
+    x, gradients = torch.randn(3, 5, 8, requires_grad=True), []
+    for change in (lambda _: None, qkv.convert):
+        change(model)
+        model.zero_grad()
+        weights, output = checkpoint(lambda x: (*model[0](x),), x, use_reentrant=reentrant)
+        (weights.square().sum() + output.sum()).backward()
+        gradients.append(model[0].proj.weight.grad)
+    assert_close(*gradients)
+
+
 @pytest.mark.parametrize("family, name", [
     ("BloomForCausalLM", "bloom"), ("GPTJForCausalLM", "gptj"), ("MptForCausalLM", "mpt"),
     ("GPTNeoForCausalLM", "gpt_neo"), ("FalconForCausalLM", "falcon"), ("XGLMForCausalLM", "xglm"),
@@ -784,7 +798,7 @@ def test_weights_that_are_looked_at_too_late():
             keys[:, :, 0] += 1
             return output, weights + 0
 
-    model, x = Decoder(), torch.randn(3, 5, 8)
+    model, x = Decoder().eval(), torch.randn(3, 5, 8)
     conversion = qkv.convert(model)
     message = "convert: weights that a layer returned or kept are looked at after a tensor"
     with torch.no_grad(), pytest.raises(RuntimeError, match=message):

@@ -221,7 +221,7 @@ class _Written(_Route):
             layer.__dict__["_way"] = self._way()
         if self.is_small and self.sizes and not (self.is_taken or self.steps):
             layer.__dict__["_small"].add(self.sizes)
-        return settle(output, self.is_taken)
+        return settle(output, self.is_taken and not _is_in_reentrant_checkpoint(layer))
 
     def _way(self) -> str:
         if self.refused or not self.is_taken:
@@ -229,6 +229,17 @@ class _Written(_Route):
         if self.weights_run:
             return "it computes with its weights themselves"
         return MATCHED if self.is_matched else FUSED
+
+
+def _is_in_reentrant_checkpoint(layer: nn.Module) -> bool:
+    """Whether it may be, in the first pass or in that of the backward pass: what leaves it has a
+    gradient if it is a tensor. The other kind of checkpoint has hooks for tensors that are saved,
+    and must not get more of these."""
+    if not torch.is_grad_enabled():
+        return layer.training
+    hooks: Any = getattr(_C, "_autograd")  # noqa: B009
+    is_backward = _C._current_graph_task_id() != -1
+    return is_backward and hooks._top_saved_tensors_default_hooks(True) is None
 
 
 def _is_ours(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options) -> bool:
