@@ -90,7 +90,10 @@ def test_any_shape_and_strides(family, name, norms):
     norm, own = norm_of(family, name, norms)
     for x in (torch.randn(24), torch.randn(4, 24, 3).mT, torch.randn(2, 3, 5, 24)):
         assert_close(norm(x), own(norm, x))
-    assert len(norms) == 3
+    assert_close(norm(**{own.__code__.co_varnames[1]: x}), own(norm, x))
+    assert len(norms) == 4
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        norm(row=x)
 
 
 def test_what_is_left_to_the_class(norms):

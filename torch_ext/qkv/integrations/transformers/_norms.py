@@ -82,8 +82,15 @@ def _normed(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
 
 
 def _norming(forward: Any, found: _Trial) -> Any:
+    name = [*inspect.signature(forward).parameters][1]
+
     @functools.wraps(forward)
-    def norming(self, x):
+    def norming(self, *args, **named):
+        if not args and name in named:
+            args = (named.pop(name),)
+        if len(args) != 1 or named:
+            return forward(self, *args, **named)  # whose error it is
+        x = args[0]
         weight: Any = self.weight if "weight" in self._parameters else None
         is_ours = type(weight) is nn.Parameter and weight.shape == x.shape[-1:]
         is_ours = is_ours and weight.dtype == x.dtype and x.numel() > 0
