@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
 transformers = pytest.importorskip("transformers")
@@ -175,4 +176,28 @@ class TestCalls:
         cos, sin = cos[:1], sin[:1]
         found = torch.vmap(ours, in_dims=(0, 0, None, None))(q[:, None], k[:, None], cos, sin)
         assert_close(found[0][:, 0], theirs(q, k, cos, sin)[0])
+        assert not calls
+
+    def test_no_key(self, rotations):
+        """As Qwen 4's indexer calls it, for one result."""
+        name = "transformers.models.qwen4_exp.modeling_qwen4_exp"
+        module = pytest.importorskip(name)
+        theirs = module.apply_rotary_pos_emb
+        _rotation.replace_rotation(name)
+        q, k, cos, sin = self.rows()
+        found = module.apply_rotary_pos_emb(q, cos=cos, sin=sin)
+        assert_close(found, theirs(q, cos=cos, sin=sin))
+        rotations.clear()  # of the trial
+        assert_close(module.apply_rotary_pos_emb(q, k, cos, sin)[0], found)
+        assert len(rotations) == 1
+
+    def test_recorded(self, functions):
+        """Where the numbers of tables cannot be asked for."""
+        ours, theirs, calls = functions
+        q, k, cos, sin = self.rows()
+        found = make_fx(lambda *rows: ours(*rows))(q, k, cos, sin)(q, k, cos, sin)
+        assert_close(found, theirs(q, k, cos, sin))
+        halves_differ = cos + torch.randn_like(cos)
+        traced = torch.jit.trace(ours, (q, k, cos, sin), check_trace=False)
+        assert_close(traced(q, k, halves_differ, sin), theirs(q, k, halves_differ, sin))
         assert not calls

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
 
+from qkv._cache import is_watched
 from qkv._functional import has_kernels
 from qkv._rotate import rotate
 from qkv._score_function.tables import Remembered
@@ -86,8 +87,9 @@ def _trial(function: FunctionType) -> _Trial | None:
 
 def _rotating(function: FunctionType, found: _Trial) -> Callable[..., Any]:
     @functools.wraps(function)
-    def rotating(q, k, cos, sin, unsqueeze_dim=1):
-        if not _is_ours(q, k, cos, sin, unsqueeze_dim, found):
+    def rotating(q, k=None, cos: Any = None, sin: Any = None, unsqueeze_dim=1):
+        # Without a key, as Qwen 4's indexer calls it, there is one result.
+        if k is None or not _is_ours(q, k, cos, sin, unsqueeze_dim, found):
             return function(q, k, cos, sin, unsqueeze_dim)
         half, heads = cos.shape[-1] // 2, unsqueeze_dim  # the dimension of heads is 1 or 2
         q, k = (x.transpose(1, heads) for x in (q, k))
@@ -104,7 +106,7 @@ def is_traced() -> bool:
 
 
 def _is_ours(q, k, cos, sin, unsqueeze_dim, found: _Trial) -> bool:
-    if is_traced():
+    if is_traced() or is_watched(cos, sin):
         return False
     width = cos.shape[-1]
     return (
