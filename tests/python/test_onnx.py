@@ -555,6 +555,9 @@ def test_refuses_score_functions():
 
 def test_refuses_other_operators():
     assert_refused("No ONNX function found for .*qkv.hard_forward", qkv.hard_attention)
+    layer = qkv.nn.SelfAttention(8, 2, rotary=10_000.0).eval()
+    with pytest.raises(torch.onnx.OnnxExporterError, match="No ONNX function found for .*rotate"):
+        export(layer, (torch.randn(1, 3, 8),))
 
 
 def test_onnxscript_is_imported_when_it_is_used():
