@@ -250,6 +250,14 @@ def test_compile_for_any_length():
     assert frames[0] == frames[-1]
 
 
+def test_export_for_any_length():
+    layer, inputs = make()
+    keys = torch.export.Dim("S", min=2)
+    program = torch.export.export(layer, tuple(inputs), dynamic_shapes=({}, {1: keys}, {1: keys}))
+    query, key, value = (x.repeat(1, n, 1) for x, n in zip(inputs, (1, 9000, 9000), strict=True))
+    torch.testing.assert_close(program.module()(query, key, value), layer(query, key, value))
+
+
 def test_vmap():
     layer, inputs = make()
     output = torch.vmap(layer, in_dims=(0, None, 0))(inputs[0], inputs[1][0], inputs[2])
