@@ -341,6 +341,16 @@ def test_static_caches(name, rows):
         assert_close(torch.stack(found.logits), expected, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v32"])
+def test_static_cache_where_gradients_are_recorded(name):
+    """As without torch.no_grad(), which transformers' own does not need."""
+    model, tokens = make(name), torch.randint(2, 61, (2, TOKENS))
+    model.set_attn_implementation("qkv")
+    caches = (kind(model.config, 40) for kind in (StaticLatentCache, transformers.StaticCache))
+    found, expected = (step(model, tokens, cache) for cache in caches)
+    assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["deepseek_v3", "deepseek_v32"])
 def test_cache_is_what_a_dynamic_one_is(kind):

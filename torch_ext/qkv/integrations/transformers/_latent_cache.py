@@ -103,9 +103,10 @@ class _StaticRows(_private.StaticLayer):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         super().lazy_initialization(key_states, value_states)
-        self.keys, self.values = torch.cat([self.keys, self.values], -1).split(
-            [self.k_head_dim, self.v_head_dim], -1
-        )
+        rows = torch.cat([self.keys, self.values], -1)
+        parts = rows.split([self.k_head_dim, self.v_head_dim], -1)
+        # Autograd, where it records, refuses to write to what is one of several views.
+        self.keys, self.values = (part.detach() for part in parts)
 
 
 class _StaticIndexedRows(_StaticRows, _private.StaticIndexedLayer):
