@@ -320,6 +320,9 @@ def test_tables_outlive_what_made_them_grow():
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         layer(mode.from_tensor(x))
     assert torch.equal(layer(x), expected)
+    with torch.inference_mode():
+        rotary = Rotary(D)
+    make(rotary=rotary)(x, positions=torch.arange(2100)).sum().backward()
 
 
 def test_frequencies_are_copied():
@@ -437,6 +440,9 @@ def test_a_checkpoint_without_the_gate():
     message = r"q_proj.weight.* have \[2, 3, 3, 1\] heads, but \[3, 3, 3, 3\]"
     with pytest.raises(RuntimeError, match=message):
         other.load_state_dict(apart | {"o_proj.weight": layer.o_proj.weight})
+    one = {f"{n}_proj.weight": torch.zeros(E, E) for n in "qkvo"}
+    with pytest.raises(RuntimeError, match=r"\[1, 1, 1, 0\] heads, but \[1, 1, 1, 1\]"):
+        make(1, 1, head_dim=E, gate=True).load_state_dict(one)
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)

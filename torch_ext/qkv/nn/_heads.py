@@ -161,7 +161,8 @@ class GroupedHeads(torch.nn.Module):
             parts = [state_dict.pop(name) for name in names]
             if len(self._heads) == 4:  # Qwen3-Next's q_proj: a head's query, its gate, and so on
                 heads = parts[0].split(self.head_dim)
-                query, gate = (torch.cat(heads[i::2]) for i in range(2))
+                none = parts[0][:0]  # of one head alone there is no gate
+                query, gate = (torch.cat((none, *heads[i::2])) for i in range(2))
                 parts = [query, *parts[1:], gate]
             found = [part.size(0) // self.head_dim for part in parts]
             if found != self._heads:

@@ -64,9 +64,10 @@ class Rotary(torch.nn.Module):
         elif frequencies.shape != (dim // 2,):
             _refuse("frequencies", frequencies, f"[{dim // 2}], one for each pair, is expected")
         self.dim, self.interleaved, self.scale = dim, interleaved, scale
-        # No buffers: those would be rounded with the layer's parameters.
-        self._frequencies = frequencies.detach().to(torch.float64, copy=True)
-        self._table = self._rows(torch.arange(_POSITIONS, device="cpu"), torch.float32)
+        with torch.inference_mode(False):  # a layer that is trained later may take them
+            # No buffers: those would be rounded with the layer's parameters.
+            self._frequencies = frequencies.detach().to(torch.float64, copy=True)
+            self._table = self._rows(torch.arange(_POSITIONS, device="cpu"), torch.float32)
 
     def extra_repr(self) -> str:
         return f"{self.dim}, {self._about}, interleaved={self.interleaved}, scale={self.scale:g}"
