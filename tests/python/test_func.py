@@ -4,7 +4,7 @@ import pytest
 import torch
 from common import attend
 from torch.autograd import forward_ad
-from torch.func import grad, hessian, jvp
+from torch.func import grad, hessian, jvp, vjp, vmap
 
 import qkv
 from qkv import testing
@@ -406,3 +406,20 @@ def test_not_yet(leaves, f, order):
         (result,) = torch.autograd.grad(result.sin().sum(), leaves[0], create_graph=True)
     with pytest.raises(RuntimeError, match=f"{order} derivatives are not implemented yet"):
         result.sum().backward()
+
+
+def test_a_composed_derivative_whose_transform_has_ended():
+    """torch.func.vjp differentiates what grad has made when grad has ended."""
+    query, key, direction = torch.randn(3, 1, 3, 4, dtype=torch.float64)
+
+    def second(query):
+        return vjp(grad(lambda q: qkv.attention_weights(q, key).sin().sum()), query)[1](direction)[
+            0
+        ]
+
+    found = second(query)
+    weights = grad(lambda q: qkv.attention_weights(q, key).sin().sum())
+    torch.testing.assert_close(found, jvp(weights, (query,), (direction,))[1])
+    assert not found.requires_grad
+    with pytest.raises(NotImplementedError, match="under vmap when torch.func's grad or vjp"):
+        vmap(second)(query[None])

@@ -4,6 +4,9 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
+
+#include "autograd/run.h"
 #include "compat/python_lock.h"
 
 namespace qkv::autograd {
@@ -16,9 +19,29 @@ using torch::autograd::variable_list;
 const at::Tensor& separate(Call& call, Argument argument, at::Tensor& alias) {
   alias = at::alias(call[argument]);
   // Of a torch.func transform that has ended, the tensor is there and its place in the graph not.
+  // Under a vmap around it there is no place that could be made anew.
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      alias.requires_grad() || !alias.key_set().has(c10::DispatchKey::FuncTorchBatched),
+      call.title(),
+      ": a derivative of this order is asked for under vmap when torch.func's grad or ",
+      "vjp around it has ended; expected jacfwd or grad as the outer derivative, not vjp or "
+      "jacrev");
   if (!alias.requires_grad()) alias.requires_grad_(true);
   call.set(argument, alias);
   return alias;
+}
+
+// Whether what is made of a call, and of gradients beside it, may have a place in a graph: within a
+// transform of torch.func, or because one of these tensors has one, or a tangent.
+bool is_recorded(const Call& call, c10::ArrayRef<at::Tensor> beside = {}) {
+  const auto has_place = [](const at::Tensor& x) {
+    return x.defined() && (at::alias(x).requires_grad() || x._fw_grad(0).defined());
+  };
+  return at::GradMode::is_enabled() &&
+         (!is_plain(c10::DispatchKeySet()) ||
+          std::any_of(call.tensors.begin(), call.tensors.end(),
+                      [&](const at::Tensor* x) { return has_place(*x); }) ||
+          std::any_of(beside.begin(), beside.end(), has_place));
 }
 
 // The derivative of `results`, where they have gradients, with respect to `inputs`; undefined:
@@ -71,7 +94,7 @@ Tensors compose(const Call& call) {
 // linear function, with the tangents for its gradients, is the tangents of the results.
 Tensors compose_jvp(const Call& call, const Operator& primal) {
   Tensors results = compose(call.as(primal));
-  const bool create_graph = at::GradMode::is_enabled();
+  const bool create_graph = is_recorded(call);
   at::AutoGradMode grad_mode(true);
   Call separated = call.as(primal);
   Gradients aliases;
@@ -92,7 +115,7 @@ Tensors compose_jvp(const Call& call, const Operator& primal) {
 }
 
 Gradients composed_gradients(Call call, ArgumentSet wanted, c10::ArrayRef<at::Tensor> grads) {
-  const bool create_graph = at::GradMode::is_enabled();
+  const bool create_graph = is_recorded(call, grads);
   at::AutoGradMode grad_mode(true);
   Gradients aliases, gradients;
   variable_list inputs;
