@@ -412,14 +412,14 @@ def test_a_composed_derivative_whose_transform_has_ended():
     """torch.func.vjp differentiates what grad has made when grad has ended."""
     query, key, direction = torch.randn(3, 1, 3, 4, dtype=torch.float64)
 
+    def gradient(query):
+        return grad(lambda q: qkv.attention_weights(q, key).sin().sum())(query)
+
     def second(query):
-        return vjp(grad(lambda q: qkv.attention_weights(q, key).sin().sum()), query)[1](direction)[
-            0
-        ]
+        return vjp(gradient, query)[1](direction)[0]
 
     found = second(query)
-    weights = grad(lambda q: qkv.attention_weights(q, key).sin().sum())
-    torch.testing.assert_close(found, jvp(weights, (query,), (direction,))[1])
+    torch.testing.assert_close(found, jvp(gradient, (query,), (direction,))[1])
     assert not found.requires_grad
     with pytest.raises(NotImplementedError, match="under vmap when torch.func's grad or vjp"):
         vmap(second)(query[None])
