@@ -4,6 +4,7 @@ tests/truth."""
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -43,6 +44,9 @@ BUILT = {
     ),
     "window and global": (
         Spans.window(L, 3, 4, first=2), BAND | (KEYS < 2) | (QUERIES < 2)
+    ),
+    "window and global of numpy's numbers": (
+        Spans.window(np.int64(L), 3, 4, first=np.int64(2)), BAND | (KEYS < 2) | (QUERIES < 2)
     ),
     "chunks and window": (
         Spans.chunks(16, L) & Spans.window(L, 5, 1),

@@ -118,7 +118,7 @@ class Spans:
         spans = _one(begins, ends.maximum(begins))
         if first == 0:
             return spans
-        is_global = (torch.arange(seqlen) < first) & (S == seqlen)
+        is_global = torch.arange(seqlen) < (first if S == seqlen else 0)
         return spans | _one(torch.zeros_like(i), torch.where(is_global, S, min(first, S)))
 
     @staticmethod
