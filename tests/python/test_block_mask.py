@@ -1,5 +1,6 @@
 """qkv.block_mask has the lists of torch's create_block_mask, and evaluates few pairs."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -136,6 +137,12 @@ def test_lists_are_those_of_torch(name, size):
 
 def test_without_batch_and_heads():
     assert_same(documents, None, None, 128, 128, BLOCK_SIZE=(32, 64))
+
+
+def test_sizes_of_numpy():
+    found = qkv.block_mask(causal, *map(np.int64, (1, 2, 100, 90)), BLOCK_SIZE=np.int64(16))
+    assert found.kv_indices.equal(qkv.block_mask(causal, 1, 2, 100, 90, BLOCK_SIZE=16).kv_indices)
+    assert isinstance(found.seq_lengths[0], int) and isinstance(found.BLOCK_SIZE[0], int)
 
 
 NUMBERS = st.integers(-40, 40)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,10 +72,12 @@ def block_mask(
         _refuse("device", device, "cpu is expected")
     names = ["B", "H", "Q_LEN", "KV_LEN", *["BLOCK_SIZE"] * len(sizes)]
     for name, n in zip(names, (*batch, *lengths, *sizes), strict=True):
-        if not isinstance(n, int) or n < 1:
+        if not isinstance(n, Integral) or n < 1:
             _refuse(name, repr(n), "a number from 1 is expected")
     if len(sizes) != 2:
         _refuse("BLOCK_SIZE", BLOCK_SIZE, "1 or 2 numbers are expected")
+    # NumPy's numbers are taken, too, but not by all that torch does with the mask.
+    batch, lengths, sizes = ((int(x), int(y)) for x, y in (batch, lengths, sizes))
     with torch.device("cpu"):  # whatever torch.set_default_device says
         is_full, is_partial = _blocks(mask_mod, batch, lengths, sizes)
     return BlockMask.from_kv_blocks(
