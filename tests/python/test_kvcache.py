@@ -3,6 +3,7 @@
 import math
 import os
 
+import numpy as np
 import pytest
 import torch
 import torch._dynamo.testing
@@ -265,7 +266,8 @@ def test_one_length_for_all():
     call = make(3, lengths=[7, 7, 7])
     copy = call | {n: call[n].clone() for n in ("k_cache", "v_cache")}
     expected = qkv.attention_with_kvcache(**call)
-    assert torch.equal(qkv.attention_with_kvcache(**copy | {"cache_seqlens": 7}), expected)
+    for one in (7, np.int64(7)):
+        assert torch.equal(qkv.attention_with_kvcache(**copy | {"cache_seqlens": one}), expected)
     assert torch.equal(copy["k_cache"], call["k_cache"])
     assert torch.equal(qkv.attention_with_kvcache(**copy, num_splits=4, window_size=None), expected)
 

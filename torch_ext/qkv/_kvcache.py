@@ -1,6 +1,7 @@
 """Decoding with a cache of keys and values, as FlashAttention's flash_attn_with_kvcache has it."""
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, Literal, overload
 
 import torch
@@ -13,9 +14,10 @@ _attention_with_kvcache = torch.ops.qkv.attention_with_kvcache.default
 _keywords = keywords_of(_attention_with_kvcache)
 
 
-def lengths_of(cache_seqlens: Tensor | int | None, query: Tensor) -> Tensor | None:
+def lengths_of(cache_seqlens: Any, query: Tensor) -> Tensor | None:
     """[B]: a number stands for that of each batch item."""
-    if not isinstance(cache_seqlens, (int, torch.SymInt)):
+    numbers: Any = (int, torch.SymInt, Integral)  # NumPy's are Integral
+    if not isinstance(cache_seqlens, numbers):
         return cache_seqlens
     return query.new_full((query.size(0),), cache_seqlens, dtype=torch.int64)  # a DTensor's is one
 
