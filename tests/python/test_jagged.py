@@ -217,6 +217,9 @@ def zeros(lengths, H=2, D=8):
 
 
 X = zeros([5, 2])
+HOLES = nested_tensor_from_jagged(
+    torch.zeros(7, 2, 8), torch.tensor([0, 5, 7]), torch.tensor([3, 1])
+).transpose(1, 2)
 
 
 @pytest.mark.parametrize("change, message", [
@@ -233,6 +236,7 @@ X = zeros([5, 2])
     ({"key": zeros([5, 2], H=3)}, "heads"),
     ({"key": zeros([5, 2], D=7)}, "key has the shape"),
     ({"sinks": torch.zeros(3)}, "sinks"),
+    ({"query": HOLES, "sinks": torch.zeros(3, 2)}, r"sinks is \[3, 2\], but 1 or 2 items"),
     ({"dropout_p": 2.0}, "dropout_p is 2"),
 ])  # fmt: skip
 def test_bad_call(change, message):

@@ -44,6 +44,9 @@ def jagged_attention(
             for option in (name, f"{name}_tangent"):
                 x = call.get(option)  # [B, ...], for the twice as many documents
                 if x is not None and x.dim() == rank and x.size(0) != 1:
+                    if x.size(0) != query.size(0):
+                        wanted = f"1 or {query.size(0)} items are expected, as many as query has"
+                        refuse(option, x, wanted, RuntimeError, function)
                     call[option] = x.repeat_interleave(2, 0)
     call |= {name: x.values().transpose(0, 1) for name, x in tensors.items()}
     results = operator(
