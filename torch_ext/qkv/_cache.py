@@ -8,22 +8,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
+
+from qkv._watched import is_watched
 
 # Of x86-64, and of AArch64 with pages of 4 KiB. Memory that a huge page is to hold begins at a
 # multiple of this.
 _HUGE_PAGE = 2 << 20
-
-
-def is_watched(*tensors: Tensor) -> bool:
-    """Whether operators are recorded or faked, or one of these tensors has no numbers of its own:
-    then nothing may follow from what is in a tensor, as a branch would."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._is_tracing()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or any(x.is_meta or is_functorch_wrapped_tensor(x) for x in tensors)
-    )
 
 
 def new_cache(shape: Sequence[int], *, dtype: torch.dtype | None = None) -> Tensor:

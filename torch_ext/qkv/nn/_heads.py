@@ -6,9 +6,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from qkv._cache import is_watched
 from qkv._functional import attention
 from qkv._refuse import refuse
+from qkv._watched import is_watched
 from qkv.nn._check import check_broadcast, check_dtypes
 from qkv.nn._linear import Linear
 from qkv.nn._masks import as_added, as_bias

@@ -87,7 +87,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             batch_first, device, dtype,
         )  # fmt: skip
         _keep_off_fast_path(self)
-        # One operator reads both numbers wherever they are.
+        # Said here, and not by the operator in the first call; it takes one number for both.
         if window_size is not None and (isinstance(window_size, int) or len(window_size) != 2):
             wanted = "(left, right) or None is expected"
             refuse("window_size", window_size, wanted, function="MultiheadAttention")

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv._cache import is_watched
 from qkv._refuse import refuse
 from qkv._rotate import rotate
+from qkv._watched import is_watched
 from qkv.nn._heads import GroupedHeads
 from qkv.nn.kvcache import KVCache
 from qkv.nn.rotary import Rotary

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
 
-from qkv._cache import is_watched
 from qkv._functional import has_kernels
 from qkv._rotate import rotate
 from qkv._score_function.tables import Remembered
+from qkv._watched import is_watched
 
 _NAME = "apply_rotary_pos_emb"
 _ARGUMENTS = ["q", "k", "cos", "sin", "unsqueeze_dim"]

@@ -1,0 +1,16 @@
+"""Where the numbers in tensors are not to be asked for."""
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+
+def is_watched(*tensors: Tensor) -> bool:
+    """Whether operators are recorded or faked, or one of these tensors has no numbers of its own:
+    then nothing may follow from what is in a tensor, as a branch would."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._is_tracing()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or any(x.is_meta or is_functorch_wrapped_tensor(x) for x in tensors)
+    )
