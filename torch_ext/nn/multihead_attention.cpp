@@ -1,4 +1,3 @@
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/zeros_like.h>
@@ -9,6 +8,7 @@
 #include <limits>
 #include <vector>
 
+#include "nn/mask_types.h"
 #include "ops/linear/multi_head.h"
 #include "qkv/nn.h"
 
@@ -42,11 +42,8 @@ Tensor with_rows(const Tensor& x, const Tensor& bias, bool zeros) {
 // speak of that.
 void check_mask(const char* name, const Tensor& mask, at::ScalarType dtype,
                 const std::vector<at::DimVector>& shapes) {
-  const at::ScalarType type = mask.scalar_type();
-  const bool is_cast = at::isReducedFloatingType(type) && dtype != at::kDouble &&
-                       at::autocast::is_autocast_enabled(at::kCPU);
-  TORCH_CHECK(type == at::kBool || type == at::kFloat || type == dtype || is_cast,
-              "MultiheadAttention: ", name, " is ", type,
+  TORCH_CHECK(is_mask_type(mask.scalar_type(), dtype), "MultiheadAttention: ", name, " is ",
+              mask.scalar_type(),
               ", but Bool (true = hidden), Float or the dtype of the projected query, ", dtype,
               ", is expected");
   const bool fits = std::any_of(shapes.begin(), shapes.end(), [&](const at::DimVector& shape) {

@@ -1,5 +1,4 @@
 #include <ATen/ExpandUtils.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
@@ -13,6 +12,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "nn/mask_types.h"
 #include "ops/linear/linear.h"
 #include "qkv/kvcache.h"
 #include "qkv/nn.h"
@@ -136,12 +136,9 @@ void reset_others(Layer& layer) {
 // have it under other names, would speak of those.
 void check_mask(const char* name, const Tensor& mask, const Tensor& query, int64_t added,
                 const KvCache* cache) {
-  const at::ScalarType type = mask.scalar_type(), dtype = query.scalar_type();
-  const bool is_cast = at::isReducedFloatingType(type) && dtype != at::kDouble &&
-                       at::autocast::is_autocast_enabled(at::kCPU);
-  TORCH_CHECK(type == at::kBool || type == at::kFloat || type == dtype || is_cast, name,
-              ": mask is ", type, ", but Bool (true = may attend), Float or the dtype of the ",
-              "projected query, ", dtype, ", is expected");
+  TORCH_CHECK(is_mask_type(mask.scalar_type(), query.scalar_type()), name, ": mask is ",
+              mask.scalar_type(), ", but Bool (true = may attend), Float or the dtype of the ",
+              "projected query, ", query.scalar_type(), ", is expected");
   at::DimVector whole(query.sizes().slice(0, 3));
   whole.push_back(!cache ? added : mask.dim() ? mask.size(-1) : 1);
   TORCH_CHECK(at::is_expandable_to(mask.sizes(), whole), name, ": mask is ", mask.sizes(),
