@@ -7,6 +7,7 @@
 #include <c10/util/SmallVector.h>
 
 #include "call/call.h"
+#include "call/unknown_sizes.h"
 
 namespace qkv {
 
@@ -157,7 +158,7 @@ void expect_shape(bool fits, const Call& call, Argument argument, const Words&..
 template <class T>
 void expect_sizes(const Call& call, Argument argument, const char* dims,
                   c10::ArrayRef<T> expected) {
-  expect_shape<T>(sizes_of<T>(call[argument]) == expected, call, argument, ", but ", dims,
+  expect_shape<T>(are_equal(sizes_of<T>(call[argument]), expected), call, argument, ", but ", dims,
                   *dims ? " = " : "", expected, " is expected");
 }
 

@@ -30,11 +30,11 @@ void check_tables(const Call& call, Argument argument, int64_t elements, const T
   }
   const int64_t dims = call[argument].dim();
   expect_shape<T>(dims == 1 || dims == 2, call, argument, ", but [N] or [R, N] is expected");
-  expect_shape<T>(size_from_right<T>(call[argument], 0) >= elements, call, argument,
-                  ", but score_program reads ", elements, " elements of each row");
+  expect_shape<T>(must_be(is_above(size_from_right<T>(call[argument], 0), T(elements - 1))), call,
+                  argument, ", but score_program reads ", elements, " elements of each row");
   if (dims == 1) return;
   const T rows = size_from_right<T>(call[argument], 1);
-  expect_shape<T>(rows == 1 || (rows == 0 ? items == 0 : items % rows == 0), call, argument,
+  expect_shape<T>(is_one(rows) || divides(rows, items), call, argument,
                   ", but one row is expected, or R for R equal parts of the ", items,
                   call.is_packed() ? " documents" : " batch items");
 }
@@ -65,7 +65,7 @@ void check_score_program(const Call& call, const Sizes<T>& sizes) {
     return call[argument].defined() ? size_from_right<T>(call[argument], 1) : T(1);
   };
   const T reals = rows(arg::score_tables), integers = rows(arg::score_indices);
-  TORCH_CHECK_VALUE(reals == 1 || integers == 1 || reals == integers, call.title(),
+  TORCH_CHECK_VALUE(is_one(reals) || is_one_or(integers, reals), call.title(),
                     ": score_tables has ", reals, " rows and score_indices ", integers,
                     ", but as many are expected, or one");
 }

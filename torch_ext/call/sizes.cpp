@@ -1,5 +1,4 @@
 // The sizes of a call, and that they fit together.
-#include <ATen/ExpandUtils.h>
 #include <c10/core/SymInt.h>
 
 #include "call/check.h"
@@ -12,7 +11,7 @@ namespace {
 template <class T>
 void check_broadcasts(const Call& call, Argument argument, const char* dims,
                       c10::ArrayRef<T> shape) {
-  expect_shape<T>(at::is_expandable_to(sizes_of<T>(call[argument]), shape), call, argument,
+  expect_shape<T>(expands_to(sizes_of<T>(call[argument]), shape), call, argument,
                   ", which does not broadcast to ", dims, " = ", shape);
 }
 
@@ -36,13 +35,13 @@ void check_rows(const Call& call, Sizes<T>& sizes) {
   sizes.head_dim = size_from_right<T>(call[arg::query], 0);
   sizes.seqlen_k = size_from_right<T>(call[arg::key], row);
   const T key_dim = size_from_right<T>(call[arg::key], 0);
-  expect_shape<T>(key_dim == sizes.head_dim, call, arg::key,
+  expect_shape<T>(are_equal(key_dim, sizes.head_dim), call, arg::key,
                   ", but its last dimension must be query's, ", sizes.head_dim);
   if (!call.op->takes(arg::value)) return;
   check_rank<T>(call, arg::value, "[..., H, S, Dv]", "[Tk, H, Dv]");
   sizes.head_dim_v = size_from_right<T>(call[arg::value], 0);
   const T value_rows = size_from_right<T>(call[arg::value], row);
-  expect_shape<T>(value_rows == sizes.seqlen_k, call, arg::value, ", but its ",
+  expect_shape<T>(are_equal(value_rows, sizes.seqlen_k), call, arg::value, ", but its ",
                   packed ? "first" : "second last", " dimension must be key's, ", sizes.seqlen_k);
 }
 
@@ -56,16 +55,16 @@ void check_heads(const Call& call, Sizes<T>& sizes) {
   sizes.heads = query;
   if (call.options.enable_gqa) {
     for (const auto& [name, heads] : {std::pair("key", &key), {"value", &value}})
-      TORCH_CHECK(*heads == 0 ? query == 0 : query % *heads == 0, call.title(), ": ", name, " has ",
-                  *heads, " heads and query ", query, ", but with enable_gqa the heads of ", name,
+      TORCH_CHECK(divides(*heads, query), call.title(), ": ", name, " has ", *heads,
+                  " heads and query ", query, ", but with enable_gqa the heads of ", name,
                   " must divide those of query");
     return;
   }
-  if (sizes.heads == 1) sizes.heads = key;
-  if (sizes.heads == 1) sizes.heads = value;
-  TORCH_CHECK(key == 1 || key == sizes.heads, call.title(), ": key has ", key, " heads and query ",
+  if (is_one(sizes.heads)) sizes.heads = key;
+  if (is_one(sizes.heads)) sizes.heads = value;
+  TORCH_CHECK(is_one_or(key, sizes.heads), call.title(), ": key has ", key, " heads and query ",
               query, ", but they must be equal, or one of them 1, without enable_gqa");
-  TORCH_CHECK(value == 1 || value == sizes.heads, call.title(), ": value has ", value,
+  TORCH_CHECK(is_one_or(value, sizes.heads), call.title(), ": value has ", value,
               " heads, but query and key have ", sizes.heads,
               "; they must be equal, or one of them 1, without enable_gqa");
 }
@@ -83,8 +82,8 @@ void check_batch(const Call& call, Sizes<T>& sizes) {
     T& size = sizes.batch[rank - 1 - i];
     for (const at::Tensor* tensor : tensors) {
       const T n = size_from_right<T>(*tensor, i);
-      if (size == 1) size = n;
-      TORCH_CHECK(n == 1 || n == size, call.title(), ": the leading dimensions of query ",
+      if (is_one(size)) size = n;
+      TORCH_CHECK(is_one_or(n, size), call.title(), ": the leading dimensions of query ",
                   sizes_of<T>(call[arg::query]), ", key ", sizes_of<T>(call[arg::key]),
                   call.op->takes(arg::value) ? " and value " : "",
                   call.op->takes(arg::value) ? sizes_of<T>(call[arg::value]) : c10::ArrayRef<T>(),
@@ -130,9 +129,9 @@ void check_option_sizes(const Call& call, const Sizes<T>& sizes) {
   if (call.options.dropout_p > 0) {
     const auto seed = sizes_of<T>(call[arg::dropout_seed]);
     const T items = sizes.dropout_items();
-    expect_shape<T>(seed[0] == 1 || (seed[0] == 0 ? items == 0 : items % seed[0] == 0), call,
-                    arg::dropout_seed, ", but [1] is expected, or [n] for n equal parts of the ",
-                    items, sizes.packed ? " documents" : " batch items");
+    expect_shape<T>(is_one(seed[0]) || divides(seed[0], items), call, arg::dropout_seed,
+                    ", but [1] is expected, or [n] for n equal parts of the ", items,
+                    sizes.packed ? " documents" : " batch items");
   }
 }
 
@@ -208,14 +207,16 @@ template <class T>
 void check_documents(const Call& call, Sizes<T>& sizes) {
   if (!call.is_packed()) return;
   const T ends = sizes_of<T>(call[arg::cu_seq_q])[0];
-  expect_shape<T>(ends >= 1, call, arg::cu_seq_q, ", but [N + 1] is expected for N documents");
+  expect_shape<T>(must_be(is_above(ends, T(0))), call, arg::cu_seq_q,
+                  ", but [N + 1] is expected for N documents");
   sizes.documents = ends - 1;
   if (call.has(arg::cu_seq_k))
-    expect_shape<T>(sizes_of<T>(call[arg::cu_seq_k])[0] == ends, call, arg::cu_seq_k,
+    expect_shape<T>(are_equal(sizes_of<T>(call[arg::cu_seq_k])[0], ends), call, arg::cu_seq_k,
                     ", but cu_seq_q's is expected, [", ends, "]");
   if (call.has(arg::seqused_k))
-    expect_shape<T>(sizes_of<T>(call[arg::seqused_k])[0] == sizes.documents, call, arg::seqused_k,
-                    ", but one number for each document is expected, [", sizes.documents, "]");
+    expect_shape<T>(are_equal(sizes_of<T>(call[arg::seqused_k])[0], sizes.documents), call,
+                    arg::seqused_k, ", but one number for each document is expected, [",
+                    sizes.documents, "]");
 }
 
 template <class T>

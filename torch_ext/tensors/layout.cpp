@@ -17,12 +17,14 @@ at::Tensor empty(c10::ArrayRef<c10::SymInt> sizes, c10::ArrayRef<c10::SymInt> st
   return at::detail::empty_strided_symint_meta(sizes, strides, dtype);
 }
 
-// Whether `outer` should be further in than `inner`. Zero strides do not say.
+// Whether `outer` should be further in than `inner`. Zero strides do not say, and neither do those
+// of which it is not known which one is larger.
 template <class T>
 bool wrong_order(c10::ArrayRef<T> sizes, c10::ArrayRef<T> strides, int64_t inner, int64_t outer) {
-  if (strides[inner] == 0 || strides[outer] == 0) return false;
-  if (strides[inner] == strides[outer]) return sizes[inner] > sizes[outer];
-  return strides[inner] > strides[outer];
+  const T &in = strides[inner], &out = strides[outer];
+  if (is_true(equals(in, T(0))) || is_true(equals(out, T(0)))) return false;
+  if (is_true(equals(in, out))) return is_true(is_above(sizes[inner], sizes[outer]));
+  return is_true(is_above(in, out));
 }
 
 // Dense strides for `sizes`, their dimensions ordered as in `model`, which is
@@ -45,7 +47,7 @@ typename Sizes<T>::Shape dense_strides(c10::ArrayRef<T> sizes, const at::Tensor&
   T stride = 1;
   for (int64_t dim : order) {
     strides[dim] = stride;
-    if (sizes[dim] > 1) stride *= sizes[dim];
+    stride *= at_least_one(sizes[dim]);
   }
   return strides;
 }

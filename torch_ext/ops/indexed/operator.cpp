@@ -1,4 +1,3 @@
-#include <ATen/ExpandUtils.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/new_zeros.h>
@@ -42,17 +41,15 @@ void check_indices(const Call& call) {
   check_dense(call, sizes);
   const int64_t last = indices.dim() < query.dim() ? 2 : 3;
   expect_shape<SymInt>(
-      at::is_expandable_to(indices.sym_sizes().slice(0, indices.dim() - last), sizes.batch), call,
+      expands_to<SymInt>(indices.sym_sizes().slice(0, indices.dim() - last), sizes.batch), call,
       arg::indices, ", whose leading dimensions do not broadcast to ",
       c10::SymIntArrayRef(sizes.batch));
-  const SymInt L = indices.sym_size(-2);
-  expect_shape<SymInt>(L == 1 || L == query.sym_size(-2), call, arg::indices,
+  expect_shape<SymInt>(is_one_or(indices.sym_size(-2), query.sym_size(-2)), call, arg::indices,
                        ", but its second last dimension must be query's, ", query.sym_size(-2));
   if (indices.dim() < query.dim()) return;
-  const SymInt groups = indices.sym_size(-3);
-  expect_shape<SymInt>(groups == 1 || groups == size_from_right<SymInt>(call[arg::key], 2), call,
-                       arg::indices, ", but its heads must be key's, ",
-                       size_from_right<SymInt>(call[arg::key], 2), ", or 1");
+  const SymInt heads = size_from_right<SymInt>(call[arg::key], 2);
+  expect_shape<SymInt>(is_one_or(indices.sym_size(-3), heads), call, arg::indices,
+                       ", but its heads must be key's, ", heads, ", or 1");
 }
 
 // --- by a mask ----------------------------------------------------------------------------------
@@ -76,7 +73,7 @@ at::Tensor mask_of(const Call& call) {
                               .narrow_symint(-1, 0, S);
   const SymInt groups = mask.sym_size(-3), heads = query.sym_size(-3);
   // A query of one head has as many as key.
-  return groups == 1 || heads == 1 ? mask : mask.repeat_interleave_symint(heads / groups, -3);
+  return is_one(groups) || is_one(heads) ? mask : mask.repeat_interleave_symint(heads / groups, -3);
 }
 
 Tensors attend_by_mask(const Call& call) {

@@ -18,13 +18,13 @@ void check_pool(const Call& call, Sizes<T>& sizes, int64_t head, const char* key
   expect_sizes<T>(call, arg::value, value_dims, {key[0], key[1], key[2], sizes.head_dim_v});
   const T heads = sizes.key_heads = sizes.value_heads = key[head];
   if (call.op->takes(opt::enable_gqa) && !call.options.enable_gqa) {
-    TORCH_CHECK(heads == sizes.heads, call.title(), ": ", call.name_of(arg::key), " has ", heads,
-                " heads and query ", sizes.heads, ", but they must be equal without enable_gqa");
+    TORCH_CHECK(are_equal(heads, sizes.heads), call.title(), ": ", call.name_of(arg::key), " has ",
+                heads, " heads and query ", sizes.heads,
+                ", but they must be equal without enable_gqa");
   }
-  const bool divides = heads == 0 ? sizes.heads == 0 : sizes.heads % heads == 0;
-  TORCH_CHECK(divides, call.title(), ": ", call.name_of(arg::key), " has ", heads,
-              " heads and query ", sizes.heads, ", but the heads of ", call.name_of(arg::key),
-              " must divide those of query");
+  TORCH_CHECK(divides(heads, sizes.heads), call.title(), ": ", call.name_of(arg::key), " has ",
+              heads, " heads and query ", sizes.heads, ", but the heads of ",
+              call.name_of(arg::key), " must divide those of query");
 }
 
 // What an int8 key or value is multiplied by: one number, one a head, or one for every row of every
@@ -35,8 +35,8 @@ void check_scale(const Call& call, Argument scale, Argument of, int64_t head) {
   const auto sizes = sizes_of<T>(tensor), cache = sizes_of<T>(call[of]);
   const auto rows = cache.slice(0, 3);
   const bool fits = tensor.dim() == 0   ? true
-                    : tensor.dim() == 1 ? sizes[0] == 1 || sizes[0] == cache[head]
-                                        : sizes == rows;
+                    : tensor.dim() == 1 ? is_one_or(sizes[0], cache[head])
+                                        : are_equal(sizes, rows);
   expect_shape<T>(fits, call, scale, ", but [1], [Hkv] = [", cache[head], "] or the shape of ",
                   call.name_of(of), " without its last dimension, ", rows, ", is expected");
 }
@@ -70,7 +70,7 @@ void check_block_table(const Call& call, const char* dims, Sizes<T>& sizes, cons
   expect_rank<T>(call, arg::block_table, 2, dims);
   const T columns = sizes_of<T>(call[arg::block_table])[1];
   expect_sizes<T>(call, arg::block_table, dims, {sequences, columns});
-  expect_shape<T>(block_size >= 1, call, arg::key,
+  expect_shape<T>(must_be(is_above(block_size, T(0))), call, arg::key,
                   ", but with block_table its blocks must have at least 1 row");
   int64_t product;
   const auto n = c10::SymInt(columns).maybe_as_int(), size = c10::SymInt(block_size).maybe_as_int();
@@ -105,7 +105,7 @@ void check_rotary(const Call& call, const Sizes<T>& sizes) {
               ": rotary_cos is given, but key is None; expected a key to rotate and append");
   expect_rank<T>(call, arg::cos, 2, "[places, R / 2]");
   const auto cos = sizes_of<T>(call[arg::cos]);
-  expect_shape<T>(2 * cos[1] <= sizes.head_dim, call, arg::cos,
+  expect_shape<T>(!is_true(is_above(T(2 * cos[1]), sizes.head_dim)), call, arg::cos,
                   ", but no more than D / 2 pairs are expected, of D = ", sizes.head_dim,
                   " numbers");
   expect_sizes<T>(call, arg::sin, "that of rotary_cos", cos);
@@ -142,8 +142,8 @@ void check_cache_sizes(const Call& call, Sizes<T>& sizes) {
   if (paged) {
     check_block_table(call, "[B, blocks of a sequence]", sizes, query[0], cache[2]);
   } else if (!call.has(arg::cache_batch_idx)) {
-    TORCH_CHECK(cache[0] == query[0], call.title(), ": ", call.name_of(arg::key), " has ", cache[0],
-                " rows and ", call.name_of(arg::query), " ", query[0],
+    TORCH_CHECK(are_equal(cache[0], query[0]), call.title(), ": ", call.name_of(arg::key), " has ",
+                cache[0], " rows and ", call.name_of(arg::query), " ", query[0],
                 ", but they must be equal without cache_batch_idx or block_table");
   }
   for (const Argument each : {arg::cache_seqlens, arg::cache_batch_idx, arg::cache_leftpad})

@@ -10,6 +10,7 @@
 
 #include "call/after_fork.h"
 #include "call/fixed_bits.h"
+#include "call/unknown_sizes.h"
 
 namespace qkv {
 namespace {
@@ -33,11 +34,11 @@ void check(at::TensorList outputs, at::TensorList lses) {
   for (size_t part = 0; part < outputs.size(); ++part) {
     const auto output = outputs[part].sym_sizes(), lse = lses[part].sym_sizes();
     const auto first = outputs[0].sym_sizes();
-    TORCH_CHECK(!output.empty() && output == first, "merge: outputs[", part, "] is ", output,
-                ", but one shape [..., L, Dv] is expected, the same for all parts; outputs[0] is ",
-                first);
+    TORCH_CHECK(
+        !output.empty() && are_equal(output, first), "merge: outputs[", part, "] is ", output,
+        ", but one shape [..., L, Dv] is expected, the same for all parts; outputs[0] is ", first);
     const auto rows = first.slice(0, first.size() - 1);
-    TORCH_CHECK(lse == rows, "merge: lses[", part, "] is ", lse, ", but ", rows,
+    TORCH_CHECK(are_equal(lse, rows), "merge: lses[", part, "] is ", lse, ", but ", rows,
                 " is expected, a number for each row of outputs");
   }
 }

@@ -25,11 +25,9 @@ template <class T>
 void expect_broadcasts(const Call& call, Argument argument, const char* dims, int64_t same,
                        c10::ArrayRef<T> expected) {
   const auto sizes = sizes_of<T>(call[argument]);
-  bool fits = int64_t(sizes.size()) >= same && sizes.size() <= expected.size();
-  for (size_t i = 1; fits && i <= sizes.size(); ++i) {
-    const T &size = sizes[sizes.size() - i], &all = expected[expected.size() - i];
-    fits = size == all || (int64_t(i) > same && size == 1);
-  }
+  const auto last = [&](c10::ArrayRef<T> all) { return all.slice(all.size() - same); };
+  const bool fits = int64_t(sizes.size()) >= same && are_equal(last(sizes), last(expected)) &&
+                    expands_to(sizes, expected);
   expect_shape<T>(fits, call, argument, ", but ", dims, " = ", expected,
                   same == 1 ? " or its last dimension is expected"
                             : " or its last two dimensions are expected");
@@ -41,18 +39,18 @@ void check_shapes(const Call& call) {
   const int64_t rank = query.size();
   expect_shape<T>(rank >= 3 && rank <= kMaxBatchRank + 3, call, arg::query, ", but 3 to ",
                   kMaxBatchRank + 3, " dimensions are expected: [..., H, L, D]");
-  bool fits = int64_t(key.size()) == rank;
-  for (int64_t d = 0; fits && d < rank; ++d) fits = d == rank - 3 || key[d] == query[d];
-  expect_shape<T>(fits, call, arg::key, ", but query's is expected, ", query,
+  const auto expected = with_batch<T>(
+      call, {size_from_right<T>(call[arg::key], 2), query[rank - 2], query[rank - 1]});
+  expect_shape<T>(are_equal<T>(key, expected), call, arg::key, ", but query's is expected, ", query,
                   ", with any number of heads");
   const T &L = query[rank - 2], &D = query[rank - 1];
   const T pairs = size_from_right<T>(call[arg::cos], 0);
   expect_broadcasts<T>(call, arg::cos, "[..., L, R / 2]", 2, with_batch<T>(call, {L, pairs}));
-  expect_shape<T>(2 * pairs <= D, call, arg::cos,
+  expect_shape<T>(!is_true(is_above(T(2 * pairs), D)), call, arg::cos,
                   ", but no more than D / 2 pairs are expected, of D = ", D,
                   " numbers; a table that has each number twice is given as cos[..., :R // 2]");
-  expect_shape<T>(sizes_of<T>(call[arg::sin]) == sizes_of<T>(call[arg::cos]), call, arg::sin,
-                  ", but that of cos is expected, ", sizes_of<T>(call[arg::cos]));
+  expect_shape<T>(are_equal(sizes_of<T>(call[arg::sin]), sizes_of<T>(call[arg::cos])), call,
+                  arg::sin, ", but that of cos is expected, ", sizes_of<T>(call[arg::cos]));
   for (const Argument weight : {arg::query_norm, arg::key_norm})
     if (call.has(weight))
       expect_broadcasts<T>(call, weight, "[..., D]", 1, with_batch<T>(call, {D}));
