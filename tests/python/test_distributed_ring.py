@@ -384,6 +384,28 @@ def test_nan_and_infinity():
     assert expected["output"].isnan().any() and expected["output"].isfinite().any()
 
 
+def spoilt_sinks(size):
+    """One query sees nothing, others see keys of one rank alone, not all of their own."""
+    tensors, grads = Whole(seqlen=24).tensors()
+    sees = torch.eye(24, dtype=torch.bool).roll(5, 0)
+    sees[3] = False
+    sinks = torch.tensor([math.nan, math.inf, -math.inf, 1.0], dtype=torch.float64).requires_grad_()
+    attend = functools.partial(ring_attention if size else qkv.attention, sinks=sinks)
+    if size:
+        tensors = {name: shard(x, -2) for name, x in tensors.items()}
+        grads = {name: shard(x, -1 if name == "grad_lse" else -2) for name, x in grads.items()}
+        sees = shard(sees, -2)
+    leaves = leaves_of(tensors)
+    return results_of(leaves, *attend(**leaves, attn_mask=sees, return_lse=True), grads)
+
+
+def test_sinks_of_nan_and_infinity():
+    expected, whole = spoilt_sinks(0), Whole(seqlen=24)
+    found = together(whole, run(3, spoilt_sinks, 3))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
+    assert (expected["output"][:, :, 3] == 0).all() and expected["output"][:, :2, 4].isnan().all()
+
+
 def with_checkpoint():
     tensors, _ = Whole().tensors()
     tensors |= {"sinks": torch.randn(4, dtype=torch.float64)}

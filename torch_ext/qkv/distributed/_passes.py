@@ -45,15 +45,14 @@ def parts_of_both(key: Tensor, value: Tensor) -> tuple[int, int]:
 def merge(output: Tensor, lse: Tensor, more_output: Tensor, more_lse: Tensor) -> None:
     """Adds what the same queries get from other keys to output and lse, in place."""
     total = torch.logaddexp(lse, more_lse)
-    nothing = total == -math.inf
     # Not exp(lse - total): where lse is so large that the logarithm of a sum is rounded away, in
-    # rows of finfo.min for one, both would be 1.
-    before, more = (
-        (x - y).sigmoid_().masked_fill_(nothing, 0).to(output.dtype).unsqueeze(-1)
-        for x, y in ((lse, more_lse), (more_lse, lse))
-    )
+    # rows of finfo.min for one, both weights would be 1. An infinite total has no weights, as in a
+    # softmax; but what sees nothing adds nothing, also to a sink that is NaN or infinite.
+    apart = lse - more_lse + (total - total)
+    apart.masked_fill_(lse == -math.inf, -math.inf).masked_fill_(more_lse == -math.inf, math.inf)
+    before, more = (x.sigmoid().to(output.dtype).unsqueeze(-1) for x in (apart, -apart))
     output.mul_(before).addcmul_(more_output, more)
-    lse.copy_(total)
+    lse.copy_(total.masked_fill_(apart.isnan(), math.nan))
 
 
 class RingAttention(Function):
