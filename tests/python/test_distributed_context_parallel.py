@@ -1,10 +1,12 @@
 """torch.distributed.tensor.experimental.context_parallel and its newer form, by qkv on CPUs."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from distributed_world import WorkerError, run
 from torch import nn
-from torch.distributed.tensor import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._attention import context_parallel_unshard
 from torch.distributed.tensor.experimental._context_parallel import _attention as newer
@@ -77,6 +79,10 @@ class TestContextParallel:
                            "other bits on other CPUs, but the same are asked for"):  # fmt: skip
             run(2, reproducibly)
 
+    def test_tensors_that_are_divided_otherwise(self):
+        """The gradient of a sum is the same number everywhere, and whole on every rank."""
+        run(2, whole_ones_agree)
+
     def test_torch_alone(self):
         """What docs/distributed.md says of it."""
         kernel = "aten._scaled_dot_product_flash_attention_for_cpu.default"
@@ -101,6 +107,24 @@ def backward_outside():
         leaves = [x.clone().requires_grad_() for x in tensors]
         output = by_sdpa(*leaves, is_causal=True)
     output.sum().backward()
+
+
+def whole_ones_agree():
+    """DTensors of the caller's own, within the context."""
+    mesh, tensors = init_device_mesh("cpu", (2,)), [x.requires_grad_() for x in inputs()]
+    expected = qkv.attention(*tensors, enable_gqa=True, is_causal=True)
+    expected = expected, *torch.autograd.grad(expected.sum(), tensors)
+    placements = [Shard(2)], [Replicate()], [Shard(1)]
+    in_order = patch.object(newer._cp_options, "enable_load_balance", False)
+    with in_order, context_parallel(mesh, buffers=[torch.zeros(4)], buffer_seq_dims=[0]):
+        parts = [
+            distribute_tensor(x.detach(), mesh, p).requires_grad_()
+            for x, p in zip(tensors, placements, strict=True)
+        ]
+        output = qkv.attention(*parts, enable_gqa=True, is_causal=True)
+        found = output, *torch.autograd.grad(output.sum(), parts)
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x.full_tensor(), y, rtol=1e-5, atol=1e-6)
 
 
 def older_form_agrees():

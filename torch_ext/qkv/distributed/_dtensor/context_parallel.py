@@ -59,8 +59,8 @@ def attend(op: Any, given: Mapping[str, DTensor], options: Mapping[str, Any]) ->
 
     torchs: Any = _attention
 
-    mesh = given["query"].device_mesh
-    local = {name: x.to_local() for name, x in given.items()}
+    mesh, parts = given["query"].device_mesh, [Shard(_SEQUENCE)]
+    local = {name: x.redistribute(placements=parts).to_local() for name, x in given.items()}
     passed = {n: x for n, x in options.items() if n not in ("is_causal", "output_mask")}
     passed |= {"group": mesh.get_group(), "seq_dim": _SEQUENCE, "is_causal": options["is_causal"]}
     if op is _FORWARD:
@@ -71,9 +71,7 @@ def attend(op: Any, given: Mapping[str, DTensor], options: Mapping[str, Any]) ->
             op=_backward, grad_out_name="grad_output", **local, **passed
         )
         results = (*gradients, *[None] * (len(op._schema.returns) - len(gradients)))
-    return tuple(
-        None if x is None else DTensor.from_local(x, mesh, [Shard(_SEQUENCE)]) for x in results
-    )
+    return tuple(None if x is None else DTensor.from_local(x, mesh, parts) for x in results)
 
 
 def _why_not(op: Any, given: Mapping[str, DTensor], options: Mapping[str, Any]) -> str | None:
