@@ -189,6 +189,10 @@ UNLIKE = [
         "on rank 1: dropout_seed is inf, but an int of 64 bits, or a tensor of one, is expected",
     ),
     ({"spans": (0, 8)}, "on rank 1: spans is (0, 8), but qkv.Spans, FlexAttention's BlockMask or"),
+    (
+        {"spans": torch.tensor([0, 2, 5, 3], dtype=torch.int32).expand(4, 4)},
+        "on rank 1: spans has the span from 5 to 3, but 0 <= begin <= end <= 8 is expected",
+    ),
 ]
 
 
@@ -370,7 +374,7 @@ def alike(arguments):
         ),
         (
             {"spans": torch.tensor([0, 9], dtype=torch.int32).expand(4, 2)},
-            "spans has numbers from 0 to 9, but 0 to 8 are expected, the length of the sequence",
+            "spans has the span from 0 to 9, but 0 <= begin <= end <= 8 is expected, the length of",
         ),
         ({"dropout_p": 0.5, "dropout_seed": 2.5}, "dropout_seed is 2.5, but an int of 64 bits"),
         ({"dropout_p": 0.5, "dropout_seed": 2**64}, f"dropout_seed is {2**64}, but an int of"),

@@ -99,13 +99,15 @@ def check(call: Call, team: Team) -> tuple[int, ...]:
         _check_documents(call, seqlen)
     if call.method not in METHODS:
         refuse("method", repr(call.method), f"one of {METHODS} is expected")
-    spans = call.tensors.get("spans")
-    if spans is not None and spans.numel() and not 0 <= spans.min() <= spans.max() <= seqlen:
-        raise ValueError(
-            f"spans has numbers from {spans.min()} to {spans.max()}, but 0 to {seqlen} are "
-            "expected, the length of the sequence"
-        )
     lead = _leading(call, seqlen)
+    if "spans" in call.tensors:
+        begins, ends = call.tensors["spans"].unflatten(-1, (-1, 2)).unbind(-1)
+        wrong = (begins < 0) | (begins > ends) | (ends > seqlen)
+        if wrong.any():
+            raise ValueError(
+                f"spans has the span from {begins[wrong][0]} to {ends[wrong][0]}, but 0 <= begin "
+                f"<= end <= {seqlen} is expected, the length of the sequence"
+            )
     for name, kind in _KINDS.items():  # by now numbers, where they are given
         if call.scalars[name] is not None:
             call.scalars[name] = kind(call.scalars[name])
