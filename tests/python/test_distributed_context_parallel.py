@@ -64,8 +64,10 @@ class TestContextParallel:
         [
             ({"window_size": (2, 0)}, r"window_size is \[2, 0\], but torch's context_parallel does "
              "not tell where in the sequence a part is; expected qkv.distributed.ring_attention"),
-            ({"dropout_p": 0.5}, "dropout_seed is given, but torch's context_parallel passes "
-             "query, key and value alone; expected qkv.distributed.ring_attention"),
+            ({"dropout_p": 0.5}, "dropout_p is 0.5, but torch's context_parallel does not tell "
+             "where in the sequence a part is; expected qkv.distributed.ring_attention"),
+            ({"bias": torch.zeros(1, 1, 6, 12)}, "bias is given, but torch's context_parallel "
+             "passes query, key and value alone; expected qkv.distributed.ring_attention"),
             ({"score_mod": by_distance}, "score_mod is given, but torch's context_parallel does "
              "not tell where in the sequence a part is; expected qkv.distributed.ring_attention"),
         ],

@@ -83,11 +83,11 @@ def _why_not(op: Any, given: Mapping[str, DTensor], options: Mapping[str, Any]) 
     where = "torch's context_parallel does not tell where in the sequence a part is"
     if options.get("score_program"):
         return f"score_mod is given, but {where}"
-    if more := [name for name in given if name not in _PASSED]:
-        return f"{more[0]} is given, but torch's context_parallel passes query, key and value alone"
     for name, none in {"dropout_p": 0.0, "window_size": None}.items():
         if options[name] != none:
             return f"{name} is {options[name]}, but {where}"
+    if more := [name for name in given if name not in _PASSED]:
+        return f"{more[0]} is given, but torch's context_parallel passes query, key and value alone"
     return None
 
 
