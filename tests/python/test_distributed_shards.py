@@ -178,6 +178,14 @@ def unshard_of_unlike_shapes():
     return raises(lambda: unshard(torch.zeros(4, 2 + dist.get_rank()), 0))
 
 
+def unshard_where_one_wants_a_gradient():
+    return raises(lambda: unshard(torch.zeros(4, requires_grad=dist.get_rank() == 0), 0))
+
+
+def unshard_of_one_without_numbers():
+    return raises(lambda: unshard(torch.zeros(4, device=["cpu", "meta"][dist.get_rank()]), 0))
+
+
 def unshard_along_unlike_dimensions():
     return raises(lambda: unshard(torch.zeros(4, 4), dist.get_rank()))
 
@@ -235,6 +243,10 @@ def shard_by_a_large_mesh():
     {
         unshard_of_unlike_shapes: "unshard: tensor is float32 [4, 2] on rank 0, but float32 [4, 3] "
         "on rank 1; the same is expected on all ranks",
+        unshard_where_one_wants_a_gradient: "unshard: tensor is float32 [4] that requires grad on "
+        "rank 0, but float32 [4] on rank 1; the same is expected on all ranks",
+        unshard_of_one_without_numbers: "unshard: tensor is float32 [4] on rank 0, but float32 [4] "
+        "on meta on rank 1; the same is expected on all ranks",
         unshard_along_unlike_dimensions: "unshard: dim is 0 on rank 0, but 1 on rank 1; the same "
         "is expected on all ranks",
         unshard_of_unlike_lengths: "unshard: seqlen is 7 on rank 0, but 8 on rank 1; the same is "

@@ -85,10 +85,7 @@ def _difference(said: dict[str, Facts]) -> str:
 
 
 def told(tensor: Tensor) -> str:
-    """What is said about a tensor: its dtype, shape, and whether its gradient is wanted."""
+    """What is said about a tensor: dtype, shape, where it is, whether its gradient is wanted."""
+    where = "" if tensor.device.type == "cpu" else f" on {tensor.device.type}"
     needs = " that requires grad" if torch.is_grad_enabled() and tensor.requires_grad else ""
-    return dtype_and_shape(tensor) + needs
-
-
-def dtype_and_shape(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {[*tensor.shape]}"
+    return f"{str(tensor.dtype).removeprefix('torch.')} {[*tensor.shape]}{where}{needs}"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qkv._refuse import refuse
-from qkv.distributed._agree import agree, dtype_and_shape, eager
+from qkv.distributed._agree import agree, eager, told
 from qkv.distributed._plan import Plan
 from qkv.distributed._ranks import Group, Ranks, Team, team_of
 from qkv.distributed._transport import all_gather, all_to_all, linear, wide
@@ -64,7 +64,7 @@ def unshard(tensor: Tensor, dim: int, group: Group = None, *, seqlen: int | None
 
     Args:
         tensor: a shard, as `shard` and `ring_attention` return it: of one shape and dtype on all
-            ranks.
+            ranks, which requires grad on all of them or on none.
         dim: which dimension is the sequence.
         group: as in `ring_attention`.
         seqlen: the length of the sequence, if it was padded.
@@ -96,7 +96,7 @@ def _unshard(tensor: Tensor, dim: int, group: Group, seqlen: int | None) -> Tens
         if not 0 <= dim < tensor.dim():
             refuse("dim", dim, f"0 to {tensor.dim() - 1} is expected")
         seqlen = length_of(f"dim {dim} of tensor", tensor.size(dim), seqlen, team)
-        facts |= {"dim": dim, "seqlen": seqlen, "tensor": dtype_and_shape(tensor)}
+        facts |= {"dim": dim, "seqlen": seqlen, "tensor": told(tensor)}
     except (TypeError, ValueError) as error:
         failure = error
     _, team = agree(facts, team, failure=failure)
