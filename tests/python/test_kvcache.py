@@ -498,6 +498,7 @@ BAD = {
     "slopes": (Q, {"alibi_slopes": torch.zeros(3)}, r"alibi_slopes has the shape \[3\].*\[2, 4\]"),
     "sinks": (Q, {"sinks": torch.zeros(3, 4)}, r"sinks has the shape \[3, 4\].*\[2, 4\]"),
     "sinks dtype": (Q, {"sinks": idx(1, 2, 3, 4)}, "sinks is int32"),
+    "spans": (Q, {"spans": idx(5, 2).view(1, 2)}, "the span 0 from 5 to 2"),
 }  # fmt: skip
 
 
