@@ -560,6 +560,17 @@ class TestInferenceOnly:
             compare(call)
         assert call["k_cache"]._version == before + 1
 
+    def test_caches_made_in_inference_mode_are_refused_outside_of_it(self):
+        """As torch refuses to write to them; before anything is written."""
+        with torch.inference_mode():
+            call = make(2)
+            before = call["k_cache"].clone()
+        call["query"] = call["query"].clone()
+        with pytest.raises(RuntimeError, match="k_cache was made in inference mode.*clone"):
+            qkv.attention_with_kvcache(**call)
+        assert torch.equal(call["k_cache"], before)
+        compare(call | {"key": None, "value": None})
+
     def test_tells_autograd_of_the_change(self):
         call = make(2)
         weight = torch.ones(8, dtype=torch.float64, requires_grad=True)

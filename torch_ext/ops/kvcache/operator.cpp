@@ -35,7 +35,13 @@ Tensors kvcache_autocast(const Call& call) {
 void count_writes(const Operator& op, c10::DispatchKeySet keys, boxed::Stack& stack) {
   const Call call = boxed::call_of(op, stack);
   Tensors written;
-  for (const Argument argument : written_by(call)) written.push_back(call[argument]);
+  for (const Argument argument : written_by(call)) {
+    // increment_version would refuse it, too, but after the call.
+    TORCH_CHECK(!call[argument].is_inference(), call.title(), ": ", call.name_of(argument),
+                " was made in inference mode, but with key, it is written to; call it under "
+                "torch.inference_mode() or clone() that");
+    written.push_back(call[argument]);
+  }
   {
     at::AutoDispatchBelowADInplaceOrView guard;
     op.handle().redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, &stack);
