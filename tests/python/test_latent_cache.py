@@ -349,6 +349,8 @@ class TestErrors:
         ({"cache_scale": torch.ones(1)}, "cache_scale is given, but cache is float32"),
         ({"softcap": -1.0}, "softcap is -1"),
         ({"sinks": torch.zeros(2)}, "sinks has the shape"),
+        ({"bias": torch.zeros(2, 8)}, r"bias has the shape \[2, 8\].*2 queries and 9 keys"),
+        ({"spans": torch.tensor([[5, 2]]).int()}, "the span 0 from 5 to 2"),
     ])  # fmt: skip
     def test_bad_call(self, change, message, absorb):
         call = make(dtype=torch.float32) | change

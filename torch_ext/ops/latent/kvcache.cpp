@@ -6,7 +6,7 @@
 #include "call/autocast.h"
 #include "call/from_options.h"
 #include "ops/attention/attention.h"
-#include "ops/kvcache/kvcache.h"
+#include "ops/kvcache/rows.h"
 #include "ops/latent/latent.h"
 #include "qkv/latent.h"
 
@@ -119,6 +119,8 @@ Tensors latent_kvcache_composite(const Call& given) {
   Call inner = whole.as(attention_with_kvcache);
   s.S = most_keys(call);
   const bool absorb = absorbs(call, s);
+  // What has no queries appends below: of theirs, too, all is refused before.
+  if (!absorb && is_plain(call)) cache_rows(inner, check_kvcache<int64_t>(inner));
   const at::Tensor query = absorb ? absorbed_query(call) : whole_query(call);
   inner.set(arg::query, query);
   if (!absorb) {
