@@ -248,6 +248,17 @@ def test_which_way():
         assert ways[0] != ways[1]
 
 
+@both_ways
+def test_a_table_of_a_pool_without_blocks(absorb):
+    """No row has a key, so no block is looked up, whatever the table says."""
+    call = make(new=None, kind="paged") | {"cache_seqlens": 0}
+    output, lse = qkv.latent_attention_with_kvcache(
+        **call | {"cache": call["cache"][:0]}, absorb=absorb, return_softmax_lse=True
+    )
+    assert (output == 0).all()
+    assert (lse == -INF).all()
+
+
 @pytest.mark.usefixtures("nothing_compiled")
 class TestCompile:
     @pytest.mark.one_in(2)

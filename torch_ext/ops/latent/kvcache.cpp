@@ -31,7 +31,11 @@ SymInt most_keys(const Call& call) {
 at::Tensor rows_of_items(const Call& call, const SymInt& keys) {
   const auto select = [&](at::Tensor rows) {  // [rows, 1, S_max, *] or [blocks, 1, block size, *]
     if (is_paged(call)) {
-      const at::Tensor& table = call[arg::block_table];
+      at::Tensor table = call[arg::block_table];
+      if (is_plain(call)) {  // without the columns that no row needs
+        const SymInt size = rows.sym_size(2);
+        table = table.narrow_symint(1, 0, (keys + size - 1) / size);
+      }
       // What a row does not need may be any number.
       const at::Tensor blocks = table.clamp(SymInt(0), rows.sym_size(0) - 1).flatten();
       rows = rows.index_select(0, blocks)
@@ -39,7 +43,7 @@ at::Tensor rows_of_items(const Call& call, const SymInt& keys) {
                  .transpose(1, 2)
                  .flatten(2, 3);
     } else if (call.has(arg::cache_batch_idx)) {
-      rows = rows.index_select(0, call[arg::cache_batch_idx]);
+      rows = rows.narrow_symint(2, 0, keys).index_select(0, call[arg::cache_batch_idx]);
     }
     return rows.narrow_symint(2, 0, keys);
   };
