@@ -212,6 +212,8 @@ def test_vmap():
     for indices in (choose(), choose(HKV)):
         found = torch.vmap(f)(query, key, value, indices)
         torch.testing.assert_close(found, f(query, key, value, indices), rtol=0, atol=1e-11)
+    with pytest.raises(RuntimeError, match="out of bounds"):  # the number behind the last key's
+        torch.vmap(f)(query, key, value, torch.full_like(choose(), S))
 
 
 def test_autocast_and_meta():

@@ -65,12 +65,11 @@ at::Tensor mask_of(const Call& call) {
                 " keys; expected numbers below that, or -1 for none");
   const auto sizes = indices.sym_sizes();
   Sizes<SymInt>::Shape shape(sizes.begin(), sizes.end());
-  shape.back() = S + 1;  // the last one is for what names no key
-  const at::Tensor places =
-      at::where(indices < 0, at::scalar_tensor(S, indices.options()), indices);
+  shape.back() = S + 1;  // the first one is for what names no key; behind the last one is no place
+  const at::Tensor places = (indices.to(at::kLong) + 1).clamp_min(0);
   const at::Tensor mask = indices.new_zeros_symint(shape, at::TensorOptions(at::kBool))
-                              .scatter(-1, places.to(at::kLong), true)
-                              .narrow_symint(-1, 0, S);
+                              .scatter(-1, places, true)
+                              .narrow_symint(-1, 1, S);
   const SymInt groups = mask.sym_size(-3), heads = query.sym_size(-3);
   // A query of one head has as many as key.
   return is_one(groups) || is_one(heads) ? mask : mask.repeat_interleave_symint(heads / groups, -3);
