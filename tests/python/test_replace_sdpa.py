@@ -587,6 +587,27 @@ class TestPacked:
         for x, y in zip(found, torch.autograd.grad(expected.sum(), rows), strict=True):
             assert torch.equal(x, y)
 
+    def test_into_a_tensor(self, replaced):
+        """Has the gradients, and compiled the lse's dtype, of the function that returns it."""
+        rows = self.packed()
+        aux = AuxRequest(lse=True)
+
+        def attend(out, *rows):
+            return varlen_attn_out(out, *rows, self.ends, None, 4, 4, return_aux=aux)
+
+        expected = varlen_attn(*rows, self.ends, None, 4, 4, return_aux=aux)
+        found = attend(torch.empty_like(rows[0]), *rows)
+        assert all(map(torch.equal, found, expected))
+        gradients = (torch.autograd.grad(x[0].sum(), rows) for x in (found, expected))
+        assert all(map(torch.equal, *gradients))
+        fake = torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True)
+        with fake, torch.no_grad():
+            _, lse = attend(*map(fake.from_tensor, (rows[0], *rows)))
+        assert lse.dtype == torch.float64
+        for out in (torch.empty(2, 7, 2, 4).double(), torch.empty(7, 2, 4)):
+            with pytest.raises(RuntimeError, match=r"out is .*torch.float64, \[7, 2, 4\] is exp"):
+                attend(out, *rows)
+
     def test_undone(self):
         with qkv.replace_sdpa(), qkv.replace_sdpa():
             varlen_attn(*self.packed(), self.ends, None, 4, 4)

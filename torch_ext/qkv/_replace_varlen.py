@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qkv._refuse import refuse
 from qkv._varlen import _varlen_attention
 
 # What `qkv::varlen_attention` has under the same name. is_causal only repeats a window of (-1, 0).
@@ -28,10 +29,10 @@ class ReplacedVarlen:
 
         self.calls = 0
         self._library = torch.library.Library("torch_attn", "IMPL")
-        self._library.impl("_varlen_attn", self._attend, "CPU")
-        # Above autograd's kernel for the operator: the gradients are those of qkv's own.
-        self._library.impl("_varlen_attn", self._attend, "AutogradCPU")
-        self._library.impl("_varlen_attn_out", self._attend_into, "CPU")
+        # Above autograd's kernels, too: gradients, and what is compiled, are those of qkv's own.
+        for key in ("CPU", "AutogradCPU"):
+            self._library.impl("_varlen_attn", self._attend, key)
+            self._library.impl("_varlen_attn_out", self._attend_into, key)
 
     def undo(self) -> None:
         self._library._destroy()
@@ -41,6 +42,9 @@ class ReplacedVarlen:
 
     def _attend_into(self, out: Tensor, *args: Any) -> tuple[Tensor, ...] | Tensor:
         output, *others = self._results("_varlen_attn_out", (out, *args))
+        found, wanted = (f"{x.dtype}, {[*x.shape]}" for x in (out, output))
+        if found != wanted:  # which copy_ would convert and broadcast
+            refuse("out", found, f"{wanted} is expected", RuntimeError, "varlen_attn_out")
         out.copy_(output)
         return others[0] if len(others) == 1 else tuple(others)
 
