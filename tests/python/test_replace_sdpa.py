@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import qkv
 from qkv import _replace, _replace_varlen
+from qkv.version import __version__
 
 REPLACED = (
     "aten::scaled_dot_product_attention",
@@ -260,11 +261,11 @@ class TestTaken:
                 read = partial(getattr, torch.compiler.config, "cache_key_tag")
                 return read(), others.submit(read).result()
 
-        before = tags()
+        before, end = tags(), f"+qkv{__version__}"
         with qkv.replace_sdpa():
-            assert tags() == tuple(x + "+qkv" for x in before)
+            assert tags() == tuple(x + end for x in before)
             with torch.compiler.config.patch(cache_key_tag="own"), qkv.replace_sdpa():
-                assert tags()[0] == "own+qkv"
+                assert tags()[0] == "own" + end
         assert tags() == before
 
     def test_torch_reads_a_tag_of_1_as_true(self):
@@ -272,7 +273,7 @@ class TestTaken:
             "import qkv, torch; qkv.replace_sdpa(); print(torch.compiler.config.cache_key_tag)"
         )
         output = run_python(program, env={"TORCH_COMPILE_CACHE_KEY_TAG": "1"})
-        assert output == "True+qkv\n"
+        assert output == f"True+qkv{__version__}\n"
 
     def test_export(self, tensors, replaced):
         class Model(nn.Module):

@@ -10,11 +10,12 @@ import torch.compiler.config
 import torch.nn.attention
 
 from qkv._replace_varlen import ReplacedVarlen
+from qkv.version import __version__
 
 # The end of torch.compile's cache keys while sdpa is replaced, so that programs that were compiled
-# with qkv and without are not taken for one another. torch keeps them from run to run.
-_TAG = "+qkv"
-
+# with qkv and without are not taken for one another, nor those of another version. torch keeps them
+# from run to run.
+_TAG = f"+qkv{__version__}"
 
 _lock = threading.Lock()
 _active = 0  # how many replacements there are

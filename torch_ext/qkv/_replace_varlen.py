@@ -42,8 +42,9 @@ class ReplacedVarlen:
 
     def _attend_into(self, out: Tensor, *args: Any) -> tuple[Tensor, ...] | Tensor:
         output, *others = self._results("_varlen_attn_out", (out, *args))
-        found, wanted = (f"{x.dtype}, {[*x.shape]}" for x in (out, output))
-        if found != wanted:  # which copy_ would convert and broadcast
+        # copy_ would convert and broadcast.
+        if out.dtype != output.dtype or out.shape != output.shape:
+            found, wanted = (f"{x.dtype}, {[*x.shape]}" for x in (out, output))
             refuse("out", found, f"{wanted} is expected", RuntimeError, "varlen_attn_out")
         out.copy_(output)
         return others[0] if len(others) == 1 else tuple(others)
