@@ -293,6 +293,21 @@ def test_captured_tensors_of_torch_func(through):
         torch.testing.assert_close(torch.vmap(tables)(w[None]), true[None])
 
 
+def test_a_table_that_jit_refuses():
+    """torch.jit.trace says so when it is asked for the table's sizes, and ended in a segmentation
+    fault if that was caught."""
+    code = """
+import torch, qkv
+table, x = torch.randn(20, requires_grad=True), torch.randn(1, 2, 5, 8)
+call = lambda x: qkv.flex_attention(x, x, x, lambda s, b, h, q, k: s + table[q - k + 7])
+try:
+    torch.jit.trace(call, (x,), check_trace=False)
+except RuntimeError as error:
+    print(error)
+"""
+    assert "Cannot insert a Tensor that requires grad as a constant" in run_forked(code)
+
+
 @pytest.mark.parametrize("indices", [3, 4])
 def test_too_many_indices(indices):
     """What torch says of a tensor and numbers."""

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 from torch.testing import assert_close
 
@@ -184,7 +186,23 @@ def in_inference(query, block_mask):
     return qkv.attention(query, query, query, spans=block_mask)
 
 
-@pytest.mark.parametrize("first", [in_grad, in_jvp, in_vmap, in_inference])
+def in_make_fx(query, block_mask):
+    make_fx(lambda x: qkv.attention(x, x, x, spans=block_mask))(query)
+
+
+def in_trace(query, block_mask):
+    torch.jit.trace(lambda x: qkv.attention(x, x, x, spans=block_mask), (query,))
+
+
+def under_fake_tensors(query, block_mask):
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert mode.is_our_fake(in_inference(query, block_mask))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("first", [
+    in_grad, in_jvp, in_vmap, in_inference, in_make_fx, in_trace, under_fake_tensors,
+])  # fmt: skip
 def test_a_block_mask_remembers_nothing_of_where_it_was_first_seen(first):
     query, block_mask = torch.randn(1, 2, 30, 8), new_block_mask()
     first(query, block_mask)

@@ -1,5 +1,8 @@
 """Where the numbers in tensors are not to be asked for."""
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
@@ -14,3 +17,19 @@ def is_watched(*tensors: Tensor) -> bool:
         or torch._C._len_torch_dispatch_stack() > 0
         or any(x.is_meta or is_functorch_wrapped_tensor(x) for x in tensors)
     )
+
+
+def untraced() -> AbstractContextManager[None]:
+    """Outside of torch.jit.trace, which takes sizes for tensors and crashes where an error of its
+    own is caught. What is made here is a constant to it."""
+    return _paused() if torch._C._is_tracing() else nullcontext()
+
+
+@contextmanager
+def _paused() -> Iterator[None]:
+    state = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(state)

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from qkv._block_mask import ends_of
 from qkv._intervals import merged, runs_of_mask
 from qkv._refuse import refuse
+from qkv._watched import untraced
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -260,7 +262,8 @@ def _remembered(block_mask: Any) -> Spans:
 
 def _made(block_mask: Any) -> Spans:
     """Of a tensor that any later call may take, whatever the one that asks is in."""
-    with torch.inference_mode(False), temporarily_clear_interpreter_stack():
+    outside = (temporarily_clear_interpreter_stack(), _disable_current_modes(), untraced())
+    with torch.inference_mode(False), outside[0], outside[1], outside[2]:
         return Spans.from_block_mask(block_mask)
 
 

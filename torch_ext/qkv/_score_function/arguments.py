@@ -9,6 +9,7 @@ from torch import Tensor
 from qkv._refuse import refuse
 from qkv._score_function.cache import traced
 from qkv._score_function.recognise import Known, options_of
+from qkv._watched import untraced
 
 
 def arguments_of(
@@ -52,5 +53,6 @@ def program_of(
 
         text, known, tables, indices = score_program(score_mod, query)
         return text, Known(*known), tables, indices
-    program, captured = traced(score_mod, query.dtype)
+    with untraced():
+        program, captured = traced(score_mod, query.dtype)
     return program.text, program.known, *program.tables(captured, score_mod)
