@@ -66,6 +66,17 @@ def _backward(call: Call) -> Products:
     return 1 + len(wanted & {"query", "key"}), of_values
 
 
+def _hard_backward(call: Call) -> Products:
+    """With straight_through those of soft attention, whose output it makes anew; the gradient of
+    the values is looked up, as they are."""
+    names, mask = call["results"], call["output_mask"]
+    wanted = [w and n != "grad_value" for n, w in zip(names, mask, strict=True)]
+    if not (call["straight_through"] and any(wanted)):
+        return 0, 0
+    of_scores, of_values = _backward(call | {"output_mask": wanted})
+    return 1 + of_scores, 1 + of_values
+
+
 # The last two make all their products, whatever is wanted of them: the double backward pass is the
 # two of docs/report.md.
 FORMULAS: dict[str, Products | Callable[[Call], Products]] = {
@@ -76,7 +87,7 @@ FORMULAS: dict[str, Products | Callable[[Call], Products]] = {
     "with_weights_forward": (1, 1),
     "with_weights_backward": _backward,
     "hard_forward": (1, 0),  # values are looked up
-    "hard_backward": lambda call: _backward(call) if call["straight_through"] else (0, 0),
+    "hard_backward": _hard_backward,
     "attention_with_kvcache": (1, 1),
     "varlen_attention_paged": (1, 1),
     "attention_forward_jvp": (3, 3),
