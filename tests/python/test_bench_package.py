@@ -62,6 +62,8 @@ def test_figures_follow_from_samples():
     decode = Shape.parse("1x2/1x1x100x5")  # keys and values of 4000 bytes
     assert bench.row(decode, torch.float32, "forward", samples, peak)[0][3:] == ("2 GB/s", "100%")
     assert bench.row(decode, torch.float32, "backward", samples, peak)[0][3:] == ("", "")
+    causal = Shape.parse("1x2/1x1x100x5c")  # it sees one key of 100
+    assert bench.row(causal, torch.float32, "forward", samples, peak)[0][4] == "1%"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])

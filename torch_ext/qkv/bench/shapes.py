@@ -75,9 +75,10 @@ class Shape:
 
     @property
     def cache_elements(self):
-        """How many numbers key and value have: what decoding has to read."""
-        dims = self.head_dim + self.head_dim_v
-        return self.batch * self.kv_heads * self.seqlen_k * dims
+        """How many numbers of key and value decoding has to read: all, or where it is causal, which
+        is aligned top-left, those of the first key."""
+        seqlen_k, dims = 1 if self.is_causal else self.seqlen_k, self.head_dim + self.head_dim_v
+        return self.batch * self.kv_heads * seqlen_k * dims
 
 
 GRID = {
