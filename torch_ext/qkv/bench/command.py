@@ -44,8 +44,10 @@ def positive(kind):
             value = kind(text)
         except ValueError:
             value = 0
-        if not value > 0:
-            raise argparse.ArgumentTypeError(f"'{text}', expected a positive {kind.__name__}")
+        if not 0 < value < 2**31:  # threads are a C++ int, and seconds end
+            raise argparse.ArgumentTypeError(
+                f"'{text}', expected a positive {kind.__name__} below 2**31"
+            )
         return value
 
     return parse
