@@ -6,6 +6,7 @@ import pytest
 import torch
 from common import HALVES, INF, assert_example_runs, dtypes_of
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from qkv.nn import AdditiveAttention, additive
 
@@ -256,6 +257,20 @@ def test_export_for_any_length():
     program = torch.export.export(layer, tuple(inputs), dynamic_shapes=({}, {1: keys}, {1: keys}))
     query, key, value = (x.repeat(1, n, 1) for x, n in zip(inputs, (1, 9000, 9000), strict=True))
     torch.testing.assert_close(program.module()(query, key, value), layer(query, key, value))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("record", [
+    lambda f, x: torch.jit.trace(f, x, check_trace=False),
+    lambda f, x: make_fx(f, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*x),
+], ids=["trace", "make_fx"])  # fmt: skip
+def test_what_is_recorded_is_for_any_length(record, monkeypatch):
+    layer, inputs = make()
+    monkeypatch.setattr(additive, "_BLOCK_ELEMENTS", B * L * S * HIDDEN)  # one block
+    layer, inputs = layer.requires_grad_(False), tuple(x.detach() for x in inputs)
+    recorded = record(lambda *x: layer(*x), inputs)
+    inputs = [x.repeat(1, n, 1) for x, n in zip(inputs, (2, 3, 3), strict=True)]
+    torch.testing.assert_close(recorded(*inputs), layer(*inputs))
 
 
 def test_vmap():

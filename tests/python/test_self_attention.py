@@ -499,6 +499,14 @@ def step_inputs(lengths):
     return sample(1), keys, values, torch.tensor(lengths)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_trace_is_for_more_positions_than_the_first_table_has():
+    layer = SelfAttention(16, 2, rotary=100.0, window_size=(4, 0))
+    traced = torch.jit.trace(layer, (torch.randn(1, 3, 16),), check_trace=False)
+    x = torch.randn(1, 2100, 16)
+    torch.testing.assert_close(traced(x), layer(x))
+
+
 # With norms, or without positions, the layer turns the query itself.
 every_step = pytest.mark.parametrize("options", [{}, {"qk_norm": True}, {"is_causal": False}])
 

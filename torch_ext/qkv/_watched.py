@@ -19,6 +19,15 @@ def is_watched(*tensors: Tensor) -> bool:
     )
 
 
+def is_recorded() -> bool:
+    """Whether what is done is recorded for other sizes as well, with no guard that would see them:
+    by torch.jit.trace, torch.export and make_fx, and not by torch.compile."""
+    if torch.compiler.is_compiling():
+        return torch.compiler.is_exporting()
+    proxies = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
+    return torch._C._is_tracing() or proxies is not None
+
+
 def untraced() -> AbstractContextManager[None]:
     """Outside of torch.jit.trace, which takes sizes for tensors and crashes where an error of its
     own is caught. What is made here is a constant to it."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from qkv._functional import attention
 from qkv._refuse import refuse
+from qkv._watched import is_recorded
 from qkv._weights import attention_with_weights
 
 _refuse = partial(refuse, error=RuntimeError, function="AdditiveAttention")
@@ -137,7 +138,7 @@ class AdditiveAttention(torch.nn.Module):
         """`[..., L, S]`, some queries at a time."""
         query = self.query_proj(query).unsqueeze(-2)
         key = self.key_proj(key).unsqueeze(-3)
-        if torch.compiler.is_exporting():  # for all sizes, and not those of so many blocks alone
+        if is_recorded():  # for all sizes, and not those of so many blocks alone
             return (query + key).tanh() @ self.v
         batch = math.prod(torch.broadcast_shapes(query.shape[:-3], key.shape[:-3]))
         elements = batch * key.size(-2) * key.size(-1)  # of one query, in each batch item

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from qkv._refuse import refuse
+from qkv._watched import is_recorded
 
 _refuse = partial(refuse, function="Rotary")
 
@@ -82,13 +83,13 @@ class Rotary(torch.nn.Module):
     def table(self, end: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """cos and sin of the positions 0 to `end - 1` or further, `[end or more, 2, R / 2]`."""
         is_there = end <= self._table.size(0)
-        if torch.compiler.is_exporting():  # for all lengths, and so not for those of a table alone
+        if is_recorded():  # for all lengths, and so not for those of a table alone
             from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-            is_there = statically_known_true(is_there)
+            is_there = torch.compiler.is_exporting() and statically_known_true(is_there)
         if dtype == torch.float32 and is_there:
             return self._table
-        if dtype != torch.float32 or torch.compiler.is_compiling():
+        if dtype != torch.float32 or torch.compiler.is_compiling() or is_recorded():
             # What is traced is not to be kept.
             return self._rows(torch.arange(end, device="cpu"), dtype)
         # Any later call may take the table, whatever the one that needs it is in.
