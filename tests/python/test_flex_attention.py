@@ -9,6 +9,7 @@ from common import COMPILERS
 from flex_functions import INF, MASK_MODS, SCORE_MODS, B, H, L, S, numbers
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import (
     AuxRequest,
     BlockMask,
@@ -602,3 +603,20 @@ def test_checkpointing_and_autocast():
     assert all(x.equal(y) for x, y in zip(found, true, strict=True))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert call(*tensors).dtype == torch.bfloat16
+
+
+def test_a_window_in_a_graph_for_any_size():
+    """Which window_size it is follows from the sizes of a call."""
+
+    def near(score, b, h, q, k):
+        return torch.where((q - k).abs() <= 3, score, -INF)
+
+    def call(*x):
+        return qkv.flex_attention(*x, near)
+
+    query, key, value = (x.detach() for x in inputs())
+    graph = make_fx(call, tracing_mode="symbolic")(
+        query[..., :6, :], key[..., :9, :], value[..., :9, :]
+    )
+    x = query[..., :5, :], key[..., :9, :], value[..., :9, :]
+    torch.testing.assert_close(graph(*x), call(*x))

@@ -9,7 +9,7 @@ from torch import Tensor
 from qkv._refuse import refuse
 from qkv._score_function.cache import traced
 from qkv._score_function.recognise import Known, options_of
-from qkv._watched import untraced
+from qkv._watched import is_recorded, untraced
 
 
 def arguments_of(
@@ -23,8 +23,8 @@ def arguments_of(
 
     sizes: B, H, L and S. taken: the options that the caller gives, which are left alone.
     """
-    if not torch.compiler.is_dynamo_compiling() and torch._C._get_tracing_state() is not None:
-        # Sizes are tensors for torch.jit.trace, which the options could not be.
+    if is_recorded() and not torch.compiler.is_exporting():
+        # The options follow from sizes. For torch.jit.trace these are tensors.
         return keywords_of_program(score_mod, query)
     text, known, tables, indices = program_of(score_mod, query)
     left, found = options_of(text, known, tables, sizes, taken)
