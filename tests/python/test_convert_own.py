@@ -455,6 +455,12 @@ class Attention(nn.Module):
         nn.functional.relu(scores, inplace=True)
         return first.softmax(-1) @ value
 
+    def added_to_a_tensor(self, query, key, value):
+        scores = torch.ones(3, 2, 5, 5)
+        scores.add_(query @ key.mT)
+        scores.mul_(query @ key.mT)
+        return scores.softmax(-1) @ value
+
     def without_the_greatest(self, query, key, value):
         scores = query @ key.mT
         greatest = scores.amax(-1, True)
@@ -509,7 +515,7 @@ SHORT = {
 BODIES = {
     **{name: name in SCORES_TAKEN for name in SHORT},
     "without_the_greatest": True,
-    **dict.fromkeys(("written_into_tensors", "changed_by_a_function"), False),
+    **dict.fromkeys(("written_into_tensors", "changed_by_a_function", "added_to_a_tensor"), False),
     **dict.fromkeys(("plain", "in_place_through_a_view", "derived_before_a_change", "filled_twice",
                      "grouped", "three_terms", "times_a_triangle",
                      "weights_without_gradient", "scores_without_gradient",

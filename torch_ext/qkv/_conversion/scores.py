@@ -205,8 +205,8 @@ def _put_off(function: Any, args: Any, kwargs: Any) -> Any:
         if type(args[0]) is not Scores:
             return function(*args)
     name, x, rest = _first(name, args)
-    if x is None or x.step.value is not None:
-        return None
+    if x is None or x.step.value is not None or (is_in_place and x is not args[0]):
+        return None  # what changes in place may be a tensor
     if is_in_place and not torch.is_grad_enabled() and x.step.core.has_gradient():
         return None  # the gradient is that of what it was before
     if name in _PRODUCTS:
