@@ -3,6 +3,7 @@ alone or beside layers that ask transformers' interface: what such a model gets 
 gives, compiled or not."""
 
 import copy
+import pickle
 
 import numpy as np
 import pytest
@@ -404,5 +405,25 @@ def test_what_convert_undoes_and_unregister():
     try:
         model.set_attn_implementation("qkv")
         assert not is_ours()
+    finally:
+        qkv.integrations.transformers.register()
+
+
+@torch.no_grad()
+def test_convert_of_what_another_process_has_converted():
+    """Its pickle says "qkv", and nobody has told this process's transformers what that is."""
+    config = transformers.LlamaConfig(
+        vocab_size=61, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=4,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    qkv.convert(model)
+    tokens = torch.arange(6)[None]
+    expected = model(tokens).logits
+    qkv.integrations.transformers.unregister()
+    try:
+        loaded = pickle.loads(pickle.dumps(model))
+        assert qkv.convert(loaded).left == {"": "converted already"}
+        assert torch.equal(loaded(tokens).logits, expected)
     finally:
         qkv.integrations.transformers.register()

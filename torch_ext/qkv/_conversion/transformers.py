@@ -27,15 +27,15 @@ def convert_transformers(module: nn.Module) -> Found | None:
     models = [m for m in models if outermost[id(m.config)] is m]
     before = [(c, c._attn_implementation) for m in models for c in _with_parts(m.config)]
     names = (*integration.NAMES, integration.ADDED)
-    models = [m for m in models if m.config._attn_implementation not in names]
-    if not models:
-        return Found("converted already", is_model=True)
-    integration.register()
+    integration.register()  # also for what another process has converted
     from qkv.integrations.transformers._own_attention import leave_latents  # imports it
     from qkv.integrations.transformers._suited import suited
 
     for model in models:
         leave_latents(model)
+    models = [m for m in models if m.config._attn_implementation not in names]
+    if not models:
+        return Found("converted already", is_model=True)
     found = [(m, name) for m in models for name, asks in [suited(m)] if asks]
     # Layers of a model may go by the config of a model inside it.
     added = {id(x) for m, name in found if name == integration.ADDED for x in m.modules()}
