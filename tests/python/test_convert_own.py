@@ -592,9 +592,12 @@ def test_scripted_functions_take_nothing_but_tensors(body, calls):
 
 def test_einops_takes_scores(monkeypatch):
     """einops goes by types, and has a dict for those that it has seen."""
+    layer = Attention(Attention.plain)
+    qkv.convert(layer)
+    # It is there from the layer's import on, or only now, as after a pickle is loaded.
     einops = SimpleNamespace(_type2backend={}, get_backend=lambda x: type(x))
     monkeypatch.setitem(sys.modules, "einops._backends", einops)
-    qkv.convert(Attention(Attention.plain))
+    layer(torch.randn(3, 5, 8))
     assert einops._type2backend == {scores.Scores: torch.Tensor}
 
 

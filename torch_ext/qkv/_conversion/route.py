@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import _C, Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from qkv._conversion.scores import introduce, kind_of, run_before, settle, settle_model, start
+from qkv._conversion.scores import kind_of, run_before, settle, settle_model, start
 from qkv._functional import attention, has_kernels
 from qkv._verbose import note_left
 
@@ -34,7 +34,6 @@ def route_sdpa(layer: nn.Module, **attributes: Any) -> None:
 
 
 def route_written(layer: nn.Module) -> None:
-    introduce()
     layer.__dict__.update(_way=UNTRIED, _is_settled=False, _small=set())
     route_sdpa(layer)
 

@@ -141,11 +141,11 @@ for _name in (
     setattr(Scores, _name, functools.partialmethod(Scores._call, getattr(Tensor, _name)))
 
 
-def introduce() -> None:
+def _introduce() -> None:
     """Has einops take a Scores for what torch has, since it goes by types. Where einops keeps them
     elsewhere it says "Tensor type unknown", as to any type that it does not know."""
     einops: Any = sys.modules.get("einops._backends")
-    if hasattr(einops, "_type2backend"):
+    if Scores not in getattr(einops, "_type2backend", {Scores}):
         einops._type2backend[Scores] = einops.get_backend(torch.empty(0))
 
 
@@ -158,6 +158,7 @@ def start(layer: Any, function: Any, args: Any, kwargs: Any) -> Scores | None:
     if shape.numel() * core.query.shape[-1] < SMALL:
         layer.is_small = True
         return None
+    _introduce()  # not once for a layer, which a pickle may bring where einops comes later
     autocast = torch.is_autocast_enabled("cpu")
     dtype = torch.get_autocast_dtype("cpu") if autocast else core.query.dtype
     return Scores(Step(layer, core, function, args, kwargs), shape, dtype)
