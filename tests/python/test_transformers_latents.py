@@ -152,9 +152,9 @@ def parametrized(layer):
 
 
 @pytest.mark.parametrize("change, why", [
-    (Wrapped, "is a Wrapped"), (hooked, "has hooks"), (offloaded, "has hooks"),
+    (Wrapped, f"is a Wrapped of {__name__}"), (hooked, "has hooks"), (offloaded, "has hooks"),
     (with_bias, "has a bias"), (compressed, "has a weight that is a Compressed"),
-    (parametrized, "is a ParametrizedLinear"),
+    (parametrized, "is a ParametrizedLinear of torch.nn.utils.parametrize"),
 ])  # fmt: skip
 def test_other_layers_are_called(monkeypatch, change, why):
     """More may happen there than the product with a weight; that is said once."""
@@ -167,6 +167,20 @@ def test_other_layers_are_called(monkeypatch, change, why):
     assert_close(found, expected, atol=1e-5, rtol=1e-4)
     [said] = set(said)
     assert f"kv_b_proj of DeepseekV2Attention {why};" in said
+
+
+def test_hooks_of_all_modules_are_called():
+    """torch has them for every module, and so for kv_b_proj."""
+    model, tokens = make("deepseek_v2"), torch.randint(2, 61, (2, TOKENS))
+    expanding = [x.kv_b_proj for x in latent_attentions(model)]
+    handle = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, x, output: 2 * output if module in expanding else None
+    )
+    try:
+        expected, found = both(model, lambda model: step_and_gradients(model, tokens))
+    finally:
+        handle.remove()
+    assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
 def test_a_weight_of_another_dtype(monkeypatch):

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 from transformers.utils import logging
 
 import qkv
@@ -85,9 +86,10 @@ def unexpanded(
 
 def _why_expanded(linear: Any, latents: Tensor) -> str:
     """Why more than the product with a weight may happen in a layer, or nothing."""
-    if type(linear) is not nn.Linear:
-        return f"is a {type(linear).__name__}"
-    if "forward" in vars(linear) or any(getattr(linear, hooks) for hooks in _HOOKS):
+    if type(linear) is not nn.Linear:  # an adapter of peft's is a Linear as well
+        return f"is a {type(linear).__name__} of {type(linear).__module__}"
+    own = "forward" in vars(linear) or any(getattr(linear, hooks) for hooks in _HOOKS)
+    if own or _has_any_global_hook():
         return "has hooks"
     if linear.bias is not None:
         return "has a bias"
