@@ -104,6 +104,18 @@ def test_bfloat16(name):
         assert errors[0] <= 1.2 * errors[1]
 
 
+@torch.no_grad()
+def test_of_a_model_on_meta():
+    """Its weights come later; the frequencies are there."""
+    theirs = make("llama").model.layers[0].self_attn
+    with torch.device("meta"):
+        ours = SelfAttention.from_transformers(make("llama").model.layers[0].self_attn)
+    assert ours.o_proj.weight.is_meta
+    ours.to_empty(device="cpu").load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 5, theirs.config.hidden_size)
+    assert torch.equal(ours(x), SelfAttention.from_transformers(theirs)(x))
+
+
 def test_what_is_not_known():
     with pytest.raises(
         ValueError, match="module is Linear, but one of Gemma2Attention, .* expected"

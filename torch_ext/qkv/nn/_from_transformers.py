@@ -3,6 +3,8 @@
 import sys
 from typing import Any
 
+import torch
+
 from qkv._refuse import refuse
 from qkv.nn.rotary import Rotary
 
@@ -50,7 +52,8 @@ def arguments_of(module: Any) -> dict[str, Any]:
 def _rotary(module: Any, name: str) -> Rotary:
     """The frequencies that the model's own rotation begins with."""
     embedding = getattr(sys.modules[type(module).__module__], f"{name}RotaryEmbedding")
-    embedding = embedding(module.config)
+    with torch.device("cpu"):  # its frequencies are numbers, where module may be on meta
+        embedding = embedding(module.config)
     kind, of_layer = embedding.rope_type, ""
     if isinstance(kind, dict):  # Gemma 3: one for layers with a window, another for those without
         kind, of_layer = kind[module.layer_type], f"{module.layer_type}_"
