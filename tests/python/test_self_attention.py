@@ -408,6 +408,20 @@ def test_initial_values():
     assert "Rotary(6, base=50, interleaved=True, scale=1.5)" in repr(layer)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("every", [True, False], ids=["each module", "the layer"])
+def test_values_that_are_drawn_anew(every):
+    """As tools do that make a model on the meta device: they ask one module after the other."""
+    with torch.device("meta"):
+        layer = SelfAttention(E, 4, qk_norm=True, norm_offset=1.0, sinks=True)
+    for parameter in layer.to_empty(device="cpu").parameters():
+        parameter.fill_(7.0)
+    for module in layer.modules() if every else [layer]:
+        getattr(module, "reset_parameters", lambda: None)()
+    assert all(x.eq(0).all() for x in (layer.q_norm.weight, layer.k_norm.weight, layer.sinks))
+    assert layer.qkv_proj.weight.abs().max() < 1 and layer.o_proj.weight.abs().max() < 1
+
+
 @pytest.mark.parametrize("prefix", ["", "model.layers.0.self_attn."])
 def test_projections_apart_are_joined(prefix):
     layer = make(bias=True)

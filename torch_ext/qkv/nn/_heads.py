@@ -16,6 +16,17 @@ from qkv.nn.kvcache import KVCache
 from qkv.spans import Spans
 
 
+class RMSNorm(torch.nn.RMSNorm):
+    """Of heads; its weight is multiplied as `offset + weight`, which begins as 1."""
+
+    def __init__(self, width: int, eps: float, offset: float, **like: Any) -> None:
+        self.offset = offset
+        super().__init__(width, eps, **like)
+
+    def reset_parameters(self) -> None:
+        torch.nn.init.constant_(self.weight, 1 - self.offset)
+
+
 class GroupedHeads(torch.nn.Module):
     """A subclass makes query, key and value; the arguments are those of `SelfAttention`."""
 
@@ -52,11 +63,17 @@ class GroupedHeads(torch.nn.Module):
         like: Any = {"device": device, "dtype": dtype}
         out_bias = bias if out_bias is None else out_bias
         self.o_proj = Linear(num_heads * head_dim, embed_dim, bias=out_bias, **like)
-        norms = [torch.nn.RMSNorm(head_dim, norm_eps, **like) if qk_norm else None for _ in "qk"]
-        self.q_norm, self.k_norm = norms
-        for norm in filter(None, norms):
-            torch.nn.init.constant_(norm.weight, 1 - norm_offset)
+        norm = head_dim, norm_eps, norm_offset
+        self.q_norm, self.k_norm = (RMSNorm(*norm, **like) if qk_norm else None for _ in "qk")
         self.sinks = torch.nn.Parameter(torch.zeros(num_heads, **like)) if sinks else None
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew."""
+        for part in self.children():
+            if isinstance(part, (torch.nn.Linear, RMSNorm)):
+                part.reset_parameters()
+        if self.sinks is not None:
+            torch.nn.init.zeros_(self.sinks)
 
     def _projection(self, width: int, heads: int, bias: bool) -> Linear:
         like: Any = {"device": self.o_proj.weight.device, "dtype": self.o_proj.weight.dtype}
