@@ -370,3 +370,58 @@ def test_diffusers(processor):
     conversion = assert_converts(model, torch.randn(2, 7, 32))
     assert [*conversion.changed] == ["0"]
     assert type(layer.processor).__name__ == processor
+
+
+class Doubled(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+def parametrized(layer):
+    name = "in_proj_weight" if isinstance(layer, nn.MultiheadAttention) else "gain"
+    nn.utils.parametrize.register_parametrization(layer, name, Doubled())
+
+
+def sharded(layer):
+    """The class of what fully_shard was called for."""
+    base = type("FSDPModule", (), {})
+    members = {"__module__": "torch.distributed.fsdp._fully_shard._fsdp_init"}
+    layer.__class__ = type(f"FSDP{type(layer).__name__}", (base, type(layer)), members)
+
+
+class Gained(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(8))
+
+    def forward(self, query, key, value):
+        query = query * self.gain
+        return (nn.functional.scaled_dot_product_attention(query, key, value),)
+
+
+@pytest.mark.parametrize("wrap", [parametrized, sharded])
+@pytest.mark.parametrize("make", [Gained, lambda: nn.MultiheadAttention(8, 2)])
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+def test_classes_that_torch_makes(make, wrap, before):
+    """They are converted, and back, as those that they are made of are."""
+    model, x = nn.Sequential(make()), torch.randn(3, 5, 8)
+    [layer], kind = model, type(model[0])
+    call = lambda: layer(x, x, x)  # noqa: E731
+    if before:
+        wrap(layer)
+    conversions = [qkv.convert(model)]
+    if not before:
+        wrap(layer)
+    found = call()
+    for _ in range(2):
+        assert operators(call) and isinstance(layer, kind)
+        conversions.pop().undo()
+        assert not operators(call) and isinstance(layer, kind)
+        torch.testing.assert_close(call()[0], found[0])
+        conversions.append(qkv.convert(model))
+        assert [*conversions[0].changed] == ["0"]
+    if wrap is parametrized:
+        nn.utils.parametrize.remove_parametrizations(layer, [*layer.parametrizations][0])
+        torch.testing.assert_close(call()[0], found[0])
+    conversions.pop().undo()
+    assert type(layer) is kind or wrap is sharded

@@ -219,7 +219,7 @@ def test_forward_that_others_set():
 
 
 def test_a_class_made_of_the_converted_one():
-    """As fully_shard does: the class stays, and what it inherits ends with undo()."""
+    """By others than torch: the class stays, and what it inherits ends with undo()."""
     layer = layer_of_timm()
     conversion = qkv.convert(layer)
     layer.__class__ = type("Sharded", (type(layer),), {})

@@ -6,6 +6,7 @@ from weakref import WeakSet
 
 from torch import jit, nn
 
+from qkv._classes import own_class
 from qkv._code import methods_of, names_in
 from qkv._conversion.route import is_routed, route_sdpa, route_written, unroute
 from qkv._conversion.written import calls_scripted, calls_sdpa, weighs, writes_attention
@@ -36,9 +37,9 @@ def convert_layer(module: nn.Module) -> Found | None:
     if module in _converted or (is_routed(module) and REQUESTED in module.__dict__):
         return Found("converted already")
     _restore(module)  # a copy of a converted layer: from here on it is one that can be undone
-    library = type(module).__module__.partition(".")[0]
-    name = type(module).__qualname__
-    if type(module) is nn.MultiheadAttention:
+    kind = own_class(module)
+    library, name = kind.__module__.partition(".")[0], kind.__qualname__
+    if kind is nn.MultiheadAttention:
         adopt(module)
         return _changed(module, "torch.nn.MultiheadAttention -> qkv.nn.MultiheadAttention")
     if library == "timm" and isinstance(getattr(module, "fused_attn", None), bool):
@@ -50,15 +51,15 @@ def convert_layer(module: nn.Module) -> Found | None:
     if isinstance(module, nn.MultiheadAttention):
         return Found(f"{name} is a subclass of torch.nn.MultiheadAttention, with ways of its own")
     if library not in ("torch", "qkv"):
-        is_written = writes_attention(type(module))
+        is_written = writes_attention(kind)
         # Not one with an attention inside that gives a scripted function what it computes.
         if is_written and not any(calls_scripted(type(x)) for x in module.modules()):
             route_written(module)
             return _changed(module, f"the attention that {name} writes out -> qkv.attention")
-        if calls_sdpa(type(module)):
+        if calls_sdpa(kind):
             route_sdpa(module)
             return _changed(module, _ROUTED)
-    is_attention = "attention" in name.lower() and weighs(type(module))
+    is_attention = "attention" in name.lower() and weighs(kind)
     return Found(f"{name} is no layer that qkv knows") if is_attention else None
 
 

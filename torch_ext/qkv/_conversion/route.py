@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import _C, Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from qkv._classes import exchange, own_class
 from qkv._conversion.scores import kind_of, run_before, settle, settle_model, start
 from qkv._functional import attention, has_kernels
 from qkv._verbose import note_left
@@ -30,7 +31,8 @@ def route_sdpa(layer: nn.Module, **attributes: Any) -> None:
     before = {name: getattr(layer, name) for name in attributes}
     _set(layer, attributes)
     layer.__dict__["_before_route"] = before
-    layer.__class__ = _routed(type(layer))
+    plain = own_class(layer)
+    exchange(layer, plain, _routed(plain))
 
 
 def route_written(layer: nn.Module) -> None:
@@ -73,9 +75,10 @@ def unroute(layer: nn.Module) -> None:
     if before is None:
         return
     _set(layer, before)
-    # It has another class if that was made from this one since, as fully_shard does.
-    if "plain" in vars(type(layer)):
-        layer.__class__ = type(layer).plain  # pyright: ignore[reportAttributeAccessIssue]
+    # It has another class if somebody else than torch made one from this one since.
+    routed = own_class(layer)
+    if "plain" in vars(routed):
+        exchange(layer, routed, vars(routed)["plain"])
 
 
 def _set(layer: nn.Module, attributes: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qkv._classes import exchange, own_class
 from qkv._refuse import refuse
 from qkv._verbose import note_left
 from qkv.nn._attend import attend, attend_documents, in_weights, packed, project
@@ -255,18 +256,18 @@ def adopt(layer: torch.nn.MultiheadAttention) -> None:
     """Makes a layer of torch's class one of this class, in place: parameters, hooks and whatever
     refers to it stay."""
     _keep_off_fast_path(layer)
-    layer.__class__ = MultiheadAttention
+    exchange(layer, torch.nn.MultiheadAttention, MultiheadAttention)
 
 
 def release(layer: torch.nn.Module) -> None:
     """Undoes `adopt`, of a copy of the layer too. To another layer, also to one that was made as
     one of this class, it does nothing."""
-    if type(layer) is not MultiheadAttention or "_given" in layer.__dict__:
+    if own_class(layer) is not MultiheadAttention or "_given" in layer.__dict__:
         return
     hooks = layer.out_proj._forward_pre_hooks
     for number in [number for number, hook in hooks.items() if hook is _never_called]:
         del hooks[number]
-    layer.__class__ = torch.nn.MultiheadAttention  # pyright: ignore[reportAttributeAccessIssue]
+    exchange(layer, MultiheadAttention, torch.nn.MultiheadAttention)
 
 
 def _keep_off_fast_path(layer: torch.nn.MultiheadAttention) -> None:
