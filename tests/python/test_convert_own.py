@@ -461,6 +461,12 @@ class Attention(nn.Module):
         scores.mul_(query @ key.mT)
         return scores.softmax(-1) @ value
 
+    def output_changed_in_place(self, query, key, value):
+        query = query.contiguous()  # else the output is a copy
+        output = (query @ key.mT).softmax(-1) @ value
+        output += query
+        return output.mul_(0.5)
+
     def without_the_greatest(self, query, key, value):
         scores = query @ key.mT
         greatest = scores.amax(-1, True)
@@ -515,6 +521,7 @@ SHORT = {
 BODIES = {
     **{name: name in SCORES_TAKEN for name in SHORT},
     "without_the_greatest": True,
+    "output_changed_in_place": True,
     **dict.fromkeys(("written_into_tensors", "changed_by_a_function", "added_to_a_tensor"), False),
     **dict.fromkeys(("plain", "in_place_through_a_view", "derived_before_a_change", "filled_twice",
                      "grouped", "three_terms", "times_a_triangle",

@@ -309,7 +309,10 @@ def _product(function: Any, weights: Scores, args: Any) -> Tensor | None:
             layer.refused = "its softmax(query @ key) @ value differs from qkv's"
             return None
     layer.is_taken = True
-    return output.permute(orders[2]) if equation else output
+    output = output.permute(orders[2]) if equation else output
+    # A product keeps its factors for the backward pass, attention its output too, which the layer
+    # may change in place.
+    return output.clone() if output.requires_grad else output
 
 
 def settle(output: Any, is_taken: bool) -> Any:
