@@ -103,6 +103,19 @@ class TestBackward:
         with torch.inference_mode():
             assert attention(*leaves).is_inference()
 
+    def test_masks_made_in_inference_mode(self, leaves):
+        L, S = leaves[0].shape[-2], leaves[1].shape[-2]
+        with torch.inference_mode():
+            mask = torch.arange(S) < torch.arange(1, L + 1).unsqueeze(1)
+            spans = torch.stack([torch.zeros(L), mask.sum(1)], -1).int()
+        for options in ({"attn_mask": mask}, {"spans": spans}):
+            own = {name: x.clone() for name, x in options.items()}
+            found, expected = (
+                torch.autograd.grad(qkv.attention(*leaves, **given).sum(), leaves)
+                for given in (options, own)
+            )
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
     def test_inference_tensors_as_frozen_inputs(self, leaves):
         with torch.inference_mode():
             frozen = torch.randn(2, 2, 7, 4, dtype=torch.float64)

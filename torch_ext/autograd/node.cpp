@@ -85,7 +85,10 @@ variable_list gradients(Call&& call, const variable_list& grads) {
 at::Tensor kept_of(const Call& call, Argument argument) {
   const at::Tensor& tensor = call[argument];
   const auto reads = call.op->kernels.reads;
-  if (!reads || reads(call, argument)) return tensor;
+  const bool is_read = !reads || reads(call, argument);
+  // torch saves nothing that was made in inference mode. Of numbers without a gradient, such as a
+  // boolean mask, a copy serves.
+  if (is_read) return tensor.is_inference() && !tensor.is_floating_point() ? tensor.clone() : tensor;
   return at::zeros({}, tensor.options()).expand_symint(tensor.sym_sizes());
 }
 
