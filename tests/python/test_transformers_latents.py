@@ -408,6 +408,29 @@ def test_cache_is_what_a_dynamic_one_is(kind):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("part", [
+    lambda x: x[:, :, 2:], lambda x: x[:, :, ::2], lambda x: x[:1], lambda x: x[1:],
+    lambda x: x[:1].expand_as(x), lambda x: x[..., :2, :],
+])  # fmt: skip
+def test_cache_of_which_a_part_is_kept(part):
+    """As where the oldest tokens are dropped: such a part is a view of the same buffer."""
+    config = make("deepseek_v3").config
+    caches = transformers.DynamicCache(config=config), LatentCache(config)
+    layers = [cache.layers[0] for cache in caches]
+    for length in (5, 1, 1, 1):
+        new = torch.randn(2, 1, length, 16), torch.randn(2, 1, length, 4)
+        for layer in layers:
+            layer.update(*new)
+    for layer in layers:
+        layer.keys, layer.values = part(layer.keys), part(layer.values)
+    for _ in range(2):
+        batch = layers[0].keys.shape[0]
+        new = torch.randn(batch, 1, 1, 16), torch.randn(batch, 1, 1, 4)
+        found = [layer.update(*new) for layer in layers]
+        assert all(map(torch.equal, *found))
+
+
+@torch.no_grad()
 def test_cache_copies_what_it_keeps_seldom():
     """Of 1000 steps some 20 move the rows, and the others leave them where they are."""
     layer = LatentCache(make("deepseek_v3").config).layers[0]

@@ -55,8 +55,9 @@ class StaticLatentCache(StaticCache):
 
 class _Rows(_private.DynamicLayer):
     """A layer whose keys `[B, H, S, C]` and values `[B, H, S, R]` are views of a buffer
-    `[B, H, capacity, C + R]`. What removes rows at the end leaves them views; what else puts other
-    tensors in their place, such as `reorder_cache`, makes the next step copy them to a new one."""
+    `[B, H, capacity, C + R]`, its first rows. What removes rows at the end leaves them that; what
+    else is put in their place, by `reorder_cache` or as a part of them, the next step copies to a
+    new buffer."""
 
     keys: Any  # a Tensor, or None before the first step
     values: Any
@@ -73,7 +74,7 @@ class _Rows(_private.DynamicLayer):
         size, before = key_states.shape[-1], self.get_seq_length()
         after = before + key_states.shape[-2]
         buffer = self.buffer
-        if buffer is None or after > buffer.shape[-2] or not self._is_written_to(buffer):
+        if buffer is None or after > buffer.shape[-2] or not self._begin(buffer, before):
             shape = max(after, int(_GROWTH * before)), size + value_states.shape[-1]
             buffer = key_states.new_empty(*key_states.shape[:-2], *shape)
             if before:
@@ -85,10 +86,19 @@ class _Rows(_private.DynamicLayer):
         self.keys, self.values = rows[..., :size], rows[..., size:]
         return self.keys, self.values
 
-    def _is_written_to(self, buffer: Tensor) -> bool:
-        """Whether keys and values still lie in it, and torch allows it to change."""
-        storages = {x.untyped_storage().data_ptr() for x in (buffer, self.keys, self.values)}
-        return len(storages) == 1 and buffer.is_inference() <= torch.is_inference_mode_enabled()
+    def _begin(self, buffer: Tensor, count: int) -> bool:
+        """Whether keys and values still are its first rows, and torch allows it to change."""
+        sizes = self.keys.shape[-1], self.values.shape[-1]
+        if sum(sizes) != buffer.shape[-1]:  # as after a reset
+            return False
+        rows = buffer[:, :, :count].split(sizes, -1)
+        are_first = [_place(x) for x in rows] == [_place(self.keys), _place(self.values)]
+        return are_first and buffer.is_inference() <= torch.is_inference_mode_enabled()
+
+
+def _place(x: Tensor) -> tuple[Any, ...]:
+    """Which elements of memory a tensor is."""
+    return x.untyped_storage().data_ptr(), x.storage_offset(), x.shape, x.stride()
 
 
 class _IndexedRows(_Rows, _private.DynamicIndexedLayer):
