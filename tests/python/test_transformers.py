@@ -648,6 +648,28 @@ def test_compiled(layers_only):
     assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_compiled_layers_with_a_cache(cache):
+    """Each step's mask hides other places: there are more steps than torch compiles anew, beyond
+    which a full graph is an error."""
+    model, tokens = make("llama", num_hidden_layers=1), torch.randint(2, 61, (2, 40))
+    mask = torch.ones_like(tokens)
+    mask[1, :4] = 0
+    expected = model(tokens, attention_mask=mask).logits
+    model.set_attn_implementation("qkv")
+    model.model.layers[0].compile(backend="eager", fullgraph=True)
+    past, found, end = transformers.DynamicCache(config=model.config), [], 0
+    if cache == "static":
+        past = transformers.StaticCache(config=model.config, max_cache_len=48)
+    for part in tokens.split([5, 3, 1, 4, 1, 2, 6, 1, 1, 3, 1, 5, 1, 2, 4], 1):
+        end += part.shape[1]
+        found.append(model(part, attention_mask=mask[:, :end], past_key_values=past).logits)
+    torch._dynamo.reset()
+    seen = mask.bool()
+    assert_close(torch.cat(found, 1)[seen], expected[seen], atol=1e-5, rtol=1e-4)
+
+
 T5_STEPS = """
 import torch, torchvision_operators, transformers, qkv.integrations.transformers
 qkv.integrations.transformers.register()

@@ -98,7 +98,7 @@ def attention_forward(
     if isinstance(mask, PatternMask) and (
         indices is not None or _needs_dense(mask, query, key, position_bias, output_attentions)
     ):
-        mask = mask.written_out()
+        mask = mask.written
     packed = _packed(mask, is_causal, sliding_window, kwargs)
     if packed is None:
         return _rows(query, key, value, mask, is_causal, position_bias, output_attentions, options)
@@ -195,7 +195,9 @@ def _may_be_cached(key, options) -> bool:
 def _needs_dense(mask, query, key, position_bias, output_attentions) -> bool:
     """Whether the call cannot go by the pattern, or must not, since somebody has the mask."""
     lengths = query.shape[2], key.shape[2]
-    if mask.changed or tuple(mask.shape[2:]) != lengths:
+    if mask.changed or (mask.moves and torch.compiler.is_compiling()):
+        return True
+    if tuple(mask.shape[2:]) != lengths:
         return True
     if mask.documents is not None:
         return output_attentions or position_bias is not None

@@ -73,6 +73,7 @@ class PatternMask(torch.Tensor):
     dense: Tensor | None
     nothing: Tensor
     changed: bool
+    moves: bool  # the band, with each step that adds keys to a cache
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -88,6 +89,7 @@ class PatternMask(torch.Tensor):
         for name in _TENSORS:
             setattr(mask, name, tensors.get(name))
         mask.changed = changed and mask.dense is not None
+        mask.moves = band not in (Band(), Band(high=0)) and shape[2] != shape[3]
         return mask
 
     def __init__(self, *args: Any, **tensors: Any) -> None:
@@ -98,6 +100,11 @@ class PatternMask(torch.Tensor):
         if self.dense is None:
             self.dense = self._written()
         return self.dense
+
+    @property
+    def written(self) -> Tensor:
+        """The same, for torch.compile, which takes what an attribute is for an input."""
+        return self.written_out()
 
     def _written(self) -> Tensor:
         batch, _, queries, keys = self.shape
@@ -138,15 +145,22 @@ class PatternMask(torch.Tensor):
         return f"PatternMask({', '.join(parts)})"
 
     # What torch.compile has to know: the tensors inside, of which it wants at least one, and the
-    # rest. Layers may be compiled one by one, and have a mask from outside.
+    # rest. Layers may be compiled one by one, and have a mask from outside. One that moves is given
+    # written out, or each step would be compiled anew.
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        if self.moves:
+            return ["nothing", "written"], None
         inner = [name for name in _TENSORS if getattr(self, name) is not None]
         return ["nothing", *inner], self.band
 
     @staticmethod
     def __tensor_unflatten__(inner, band, outer_size, outer_stride) -> "PatternMask":
-        return PatternMask(outer_size, band, **inner)
+        if band is not None:
+            return PatternMask(outer_size, band, **inner)
+        mask = PatternMask(outer_size, dense=inner["written"], nothing=inner["nothing"])
+        mask.moves = True
+        return mask
 
 
 def lengths_of(padding: Tensor) -> Tensor | None:
