@@ -88,7 +88,8 @@ at::Tensor kept_of(const Call& call, Argument argument) {
   const bool is_read = !reads || reads(call, argument);
   // torch saves nothing that was made in inference mode. Of numbers without a gradient, such as a
   // boolean mask, a copy serves.
-  if (is_read) return tensor.is_inference() && !tensor.is_floating_point() ? tensor.clone() : tensor;
+  if (is_read)
+    return tensor.is_inference() && !tensor.is_floating_point() ? tensor.clone() : tensor;
   return at::zeros({}, tensor.options()).expand_symint(tensor.sym_sizes());
 }
 
