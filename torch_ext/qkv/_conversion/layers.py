@@ -1,7 +1,7 @@
 """Single layers, of torch, timm and diffusers."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from weakref import WeakSet
 
 from torch import jit, nn
@@ -40,7 +40,7 @@ def convert_layer(module: nn.Module) -> Found | None:
     kind = own_class(module)
     library, name = kind.__module__.partition(".")[0], kind.__qualname__
     if kind is nn.MultiheadAttention:
-        adopt(module)
+        adopt(cast(nn.MultiheadAttention, module))
         return _changed(module, "torch.nn.MultiheadAttention -> qkv.nn.MultiheadAttention")
     if library == "timm" and isinstance(getattr(module, "fused_attn", None), bool):
         return _timm(module)

@@ -1,6 +1,6 @@
 """Multi-head attention: torch's layer on the operator."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -264,7 +264,7 @@ def release(layer: torch.nn.Module) -> None:
     one of this class, it does nothing."""
     if own_class(layer) is not MultiheadAttention or "_given" in layer.__dict__:
         return
-    hooks = layer.out_proj._forward_pre_hooks
+    hooks = cast(MultiheadAttention, layer).out_proj._forward_pre_hooks
     for number in [number for number, hook in hooks.items() if hook is _never_called]:
         del hooks[number]
     exchange(layer, MultiheadAttention, torch.nn.MultiheadAttention)
