@@ -6,26 +6,32 @@
 #endif
 
 #include <cstdint>
+#include <limits>
 
 namespace qkv::ops {
 
-// Products of fewer multiplications than this stay with MKL everywhere: a call of oneDNN takes some
-// 12 microseconds longer, which is more than the Zen 4 gains on them.
-constexpr int64_t kWorthOnednn = int64_t(1) << 25;
+constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
-// What oneDNN makes faster: products of [rows, K] by [K, N], with the weight laid out either way,
-// which are outputs and gradients of inputs; and gradients of weights, of which it copies both
-// factors first.
-struct FastOnednn {
-  bool outputs = false, weights = false;
+// How many multiplications a product has at least where oneDNN makes it faster: one of [rows, K] by
+// [K, N], with the weight laid out either way, which is an output or the gradient of an input; and
+// the gradient of a weight, of which it copies both factors first.
+struct LeastForOnednn {
+  int64_t outputs = kNever, weights = kNever;
 };
 
+// A call of oneDNN takes some 12 microseconds longer than one of MKL.
+//
 // Zen 4 (family 25, model 17, two cores): outputs 1.09 to 1.18 times MKL for 256 to 4096 rows and
-// widths of 384 to 2304; gradients of weights 0.69 to 0.95. Zen 5 (family 26, model 2, two cores):
-// outputs 1.9 to 2.5 times MKL for 512 to 16384 rows and widths of 256 to 3072, gradients of inputs
-// 1.8 to 2.8, of weights 1.1 to 2.0. An Intel Xeon with AMX, 2 and 16 threads: outputs 0.82
-// to 1.07.
-inline FastOnednn fast_onednn() {
+// widths of 384 to 2304, which is not worth a call of less than that; gradients of weights 0.69 to
+// 0.95.
+//
+// Zen 5 (family 26, model 2, one and two cores): outputs of 512 rows on 1.9 to 2.5 times MKL, of 4
+// to 256 rows 1.1 to 2.9, and of a single row 1.1 to 2.1 on two cores and as fast on one, where
+// weights come from memory 1.1 to 1.8, for MKL reads them at 20 GB/s and oneDNN at 37. Gradients
+// of inputs 1.1 to 3.7, and 0.5 to 1.4 of one row. Gradients of weights 1.0 to 2.1.
+//
+// An Intel Xeon with AMX, 2 and 16 threads: outputs 0.82 to 1.07.
+inline LeastForOnednn least_for_onednn() {
 #ifdef __x86_64__
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   constexpr unsigned kAuthenticAmd = 0x68747541;  // "Auth", the first letters of the vendor
@@ -35,11 +41,10 @@ inline FastOnednn fast_onednn() {
   const unsigned model = (eax >> 4 & 15) | (eax >> 12 & 240);
   const bool zen4 = family == 25 && ((model >= 0x10 && model < 0x20) ||
                                      (model >= 0x60 && model < 0x80) || model >= 0xa0);
-  const bool zen5 = family == 26;
-  return {zen4 || zen5, zen5};
-#else
-  return {};
+  if (zen4) return {.outputs = int64_t(1) << 25};
+  if (family == 26) return {.outputs = int64_t(1) << 21, .weights = int64_t(1) << 23};
 #endif
+  return {};
 }
 
 }  // namespace qkv::ops

@@ -7,7 +7,6 @@
 #include <torch/library.h>
 
 #include <atomic>
-#include <limits>
 #include <string>
 
 #include "autograd/run.h"
@@ -16,8 +15,6 @@
 
 namespace qkv::ops {
 namespace {
-
-constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
@@ -35,16 +32,15 @@ const std::optional<c10::TypedOperatorHandle<Product>>& onednn() {
   return op;
 }
 
-// How many multiplications a product must have for oneDNN to make it: an output or the gradient of
-// an input, and the gradient of a weight.
+// From how many multiplications on oneDNN makes a product.
 struct Least {
   std::atomic<int64_t> output, weight;
 
-  Least() { choose(fast_onednn(), kWorthOnednn); }
+  Least() { choose(least_for_onednn()); }
 
-  void choose(FastOnednn fast, int64_t least) {
-    output = onednn() && fast.outputs ? least : kNever;
-    weight = onednn() && fast.weights ? least : kNever;
+  void choose(LeastForOnednn least) {
+    output = onednn() ? least.outputs : kNever;
+    weight = onednn() ? least.weights : kNever;
   }
 };
 
@@ -76,9 +72,11 @@ Tensor multiplied(const Tensor& input, const Tensor& weight, const OptionalTenso
 // The gradient of a weight [N, K] by the output's gradient, rows [M, N], and the input [M, K]. It
 // is made transposed where N > K, because oneDNN is faster with a result of fewer rows than
 // columns: on two cores of a Zen 5, with M of 4096, N of 2304 and K of 768, 331 GFLOP/s beside 243.
+// Of few rows, putting the result back takes longer than that saves.
 Tensor weight_gradient(const Tensor& rows, const Tensor& input) {
+  constexpr int64_t kManyRows = 1024;
   const int64_t least_weight = least().weight;
-  if (rows.size(1) <= input.size(1) || least_weight == kNever)
+  if (rows.size(1) <= input.size(1) || rows.size(0) < kManyRows || least_weight == kNever)
     return multiplied(rows.t(), input.t(), std::nullopt, least_weight);
   return multiplied(input.t(), rows.t(), std::nullopt, least_weight).t().contiguous();
 }
@@ -131,10 +129,8 @@ TORCH_LIBRARY_FRAGMENT(qkv, m) {
         [] { return std::string(least().output == kNever ? "torch" : "oneDNN"); });
   // For tests: whatever oneDNN can multiply, or nothing; and as the table says.
   m.def("_set_projections(bool? onednn) -> ()", [](std::optional<bool> chosen) {
-    if (chosen)
-      least().choose({*chosen, *chosen}, 0);
-    else
-      least().choose(fast_onednn(), kWorthOnednn);
+    const int64_t all = chosen.value_or(false) ? 0 : kNever;
+    least().choose(chosen ? LeastForOnednn{all, all} : least_for_onednn());
   });
 }
 
