@@ -6,7 +6,7 @@ import sys
 import torch
 from torch import nn
 
-import qkv.integrations.transformers
+import qkv
 from qkv.bench import machine
 from qkv.bench.measure import measure, quartiles
 
@@ -30,6 +30,9 @@ PATIENCE_SECONDS = 30  # for which a slow step is repeated
 
 def add_arguments(parser):
     parser.add_argument("--models", metavar="NAME,...", help=f"of {', '.join(MODELS)}")
+    parser.add_argument(
+        "--linear", action="store_true", help="ours by qkv.convert(model, linear=True)"
+    )
     add_dtype(parser)
 
 
@@ -51,7 +54,6 @@ def run_models(names, dtypes, args):
     """The results. Raises WrongAnswer."""
     from tqdm import tqdm  # which only a run needs
 
-    qkv.integrations.transformers.register()
     bar = tqdm(names, unit="model")
     return [result for name in bar for result in of_model(name, MODELS[name], dtypes, args)]
 
@@ -59,7 +61,7 @@ def run_models(names, dtypes, args):
 def of_model(name, about, dtypes, args):
     """Yields the results of its steps, in each dtype. Raises WrongAnswer."""
     models = {"qkv": about.make(), "torch": about.make()}
-    models["qkv"].set_attn_implementation("qkv")
+    qkv.convert(models["qkv"], linear=args.linear)
     inputs = about.inputs(models["torch"].config)
     truth = truths(models["torch"], inputs)
     drops = any(isinstance(x, nn.Dropout) and x.p for x in models["torch"].modules())

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from torch import nn
 
 from qkv._conversion.layers import Found, convert_layer
+from qkv._conversion.linear import convert_linear
 from qkv._conversion.route import hook_model, is_written, unhook_model, why_left
 from qkv._conversion.transformers import convert_transformers, is_of_transformers
 from qkv._conversion.written import asks
@@ -26,20 +27,21 @@ class Conversion:
 
     @property
     def left(self) -> dict[str, str]:
-        """Why each module whose class is called an attention was left as it was, by its name: also
-        one that an earlier `convert` has changed, and whose `undo()` changes it back; and, once it
+        """Why each module whose class is called an attention, and with `linear` each linear layer,
+        was left as it was, by its name: also one that an earlier `convert` has changed, and whose `undo()` changes it back; and, once it
         has run, one that was to be changed and turned out to compute something else."""
         return {
             name: why_left(module) or found.what
             for name, (module, found) in self._layers.items()
-            if not _is_changed(module, found) and not self._is_part(name, module)
+            if not _is_changed(module, found)
+            and not (found.is_attention and self._is_part(name, module))
         }
 
     def _is_part(self, name: str, module: nn.Module) -> bool:
         """Whether what was changed is around it, which computed it and does not any more; or is in
         it, and is the attention of this."""
         for other, (around, found) in self._layers.items():
-            if _is_changed(around, found):
+            if found.is_attention and _is_changed(around, found):
                 is_switched = found.is_model and not asks(module)
                 if _is_within(other, name) or (_is_within(name, other) and not is_switched):
                     return True
@@ -63,7 +65,7 @@ class Conversion:
         return "\n".join(f"{name:<{width}}  {what}" for name, what in rows) or "no attention found"
 
 
-def convert(model: nn.Module) -> Conversion:
+def convert(model: nn.Module, *, linear: bool = False) -> Conversion:
     """From now on qkv computes the attention layers of this model, in place.
 
     Parameters, hooks, names and the state dict stay; the results are the same but for rounding.
@@ -73,6 +75,9 @@ def convert(model: nn.Module) -> Conversion:
 
     Args:
         model: any module; one of the above itself, too.
+        linear: also has its layers of exactly `torch.nn.Linear`, and transformers' Conv1D, multiply
+            float32 by oneDNN, on CPUs where that was measured to be faster than MKL
+            (docs/layers.md#who-multiplies). On others they are left.
 
     Returns:
         What was changed, what was left and why, and `undo()`. Any other layer whose class is called
@@ -99,6 +104,7 @@ def convert(model: nn.Module) -> Conversion:
     try:
         for name, module in list(model.named_modules()):
             found = convert_transformers(module) or convert_layer(module)
+            found = found or (convert_linear(module) if linear else None)
             if found is not None and not conversion._has_found(name, found):
                 conversion._layers[name] = module, found
                 conversion._undo += [found.undo] if found.undo is not None else []

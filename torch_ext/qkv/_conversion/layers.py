@@ -28,6 +28,7 @@ class Found(NamedTuple):
     what: str  # what was done, or why nothing was
     undo: Callable[[], object] | None = None  # None: nothing was done
     is_model: bool = False  # whether the layers within go by what was done
+    is_attention: bool = True
 
 
 def convert_layer(module: nn.Module) -> Found | None:

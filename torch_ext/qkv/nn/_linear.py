@@ -39,3 +39,7 @@ class Linear(torch.nn.Linear):
     def extra_repr(self) -> str:
         found = projections()
         return super().extra_repr() + (f", projections={found}" if found != "torch" else "")
+
+
+class ConvertedLinear(Linear):
+    """What `qkv.convert(model, linear=True)` makes of `torch.nn.Linear`."""
