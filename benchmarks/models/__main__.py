@@ -6,13 +6,13 @@ import sys
 import torch
 from torch import nn
 
-import qkv
+import qkv.integrations.transformers
 from qkv.bench import machine
 from qkv.bench.measure import measure, quartiles
 
 from .. import table
 from ..program import Program, add_dtype, dtypes_of
-from .answers import answers, check
+from .answers import ROUNDINGS, ROUNDINGS_OF_LINEAR, answers, check
 from .parts import ATTENTION, PARTS, shares
 from .steps import MODELS, make_step
 
@@ -69,7 +69,8 @@ def of_model(name, about, dtypes, args):
         for kind in inputs:
             made = {way: make_step(kind, x, inputs[kind], dtype) for way, x in models.items()}
             ours, theirs = (answers(models[way], kind, made[way]) for way in ("qkv", "torch"))
-            checked = check(f"{name} {kind}", ours, theirs, truth[kind], dtype)
+            most = ROUNDINGS_OF_LINEAR if args.linear and dtype == torch.float32 else ROUNDINGS
+            checked = check(f"{name} {kind}", ours, theirs, truth[kind], dtype, most)
             del ours, theirs
             for is_dropping in [True, False] if drops and kind == "training" else [False]:
                 step = f"{kind}, dropout" if is_dropping else kind

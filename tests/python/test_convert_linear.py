@@ -31,9 +31,8 @@ class OwnLinear(nn.Linear):
 
 def make():
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Linear(8, 16), nn.GELU(), weight_norm(nn.Linear(16, 16)), OwnLinear(16, 8)
-    )
+    normed, own = weight_norm(nn.Linear(16, 16)), OwnLinear(16, 8)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), normed, own)
     model.append(nn.Linear(8, 8, bias=False)).append(nn.MultiheadAttention(8, 2))
     return model[:5], model
 

@@ -28,8 +28,9 @@ class Conversion:
     @property
     def left(self) -> dict[str, str]:
         """Why each module whose class is called an attention, and with `linear` each linear layer,
-        was left as it was, by its name: also one that an earlier `convert` has changed, and whose `undo()` changes it back; and, once it
-        has run, one that was to be changed and turned out to compute something else."""
+        was left as it was, by its name: also one that an earlier `convert` has changed, and whose
+        `undo()` changes it back; and, once it has run, one that was to be changed and turned out
+        to compute something else."""
         return {
             name: why_left(module) or found.what
             for name, (module, found) in self._layers.items()
