@@ -16,9 +16,9 @@ DESCRIPTION = """\
 A layer of attention of DeepSeek V2-Lite's size, DeepseekV3Attention with all of its projections:
 one token with so many keys in the cache, a prompt, and a step of training on it. "expanded" is
 "qkv" where keys and values of all heads are made at every step, as where kv_b_proj is no plain
-Linear. All give the same, or nothing is timed. Times are medians; run it with
+Linear; "and linear" is LatentCache in a model after qkv.convert(model, linear=True). All give the same, or nothing is timed. Times are medians; run it with
 OMP_PROC_BIND=true."""
-WAYS = ("sdpa", "expanded", "qkv", "LatentCache")
+WAYS = ("sdpa", "expanded", "qkv", "LatentCache", "and linear")
 ERRORS = {torch.float32: 1e-4, torch.bfloat16: 5e-2}  # of the largest number
 
 
@@ -77,6 +77,8 @@ def make_layers(dtype, args):
         model.set_attn_implementation("sdpa" if way == "sdpa" else "qkv")
         layers[way] = model.layers[0].self_attn
         layers[way].load_state_dict(layers["sdpa"].state_dict())
+        if way == "and linear":
+            qkv.convert(model, linear=True)
     layers["expanded"].kv_b_proj.register_forward_hook(lambda *_: None)
     return layers
 
@@ -97,7 +99,8 @@ def decoding(layers, keys, dtype):
     calls = {}
     for way, layer in layers.items():
         latent_cache = qkv.integrations.transformers.LatentCache
-        cache = (latent_cache if way == "LatentCache" else DynamicCache)(config=layer.config)
+        kind = latent_cache if way in WAYS[-2:] else DynamicCache
+        cache = kind(config=layer.config)
         with torch.no_grad():
             cache.update(latents.to(dtype), rotary.to(dtype), 0)
         calls[way] = lambda layer=layer, cache=cache: step(layer, cache)
@@ -118,7 +121,7 @@ def prompt(layers, length, dtype, training):
             output, [*layer.parameters()], grad_output
         )])  # fmt: skip
 
-    return {way: lambda layer=layers[way]: run(layer) for way in WAYS if way != "LatentCache"}
+    return {way: lambda layer=layers[way]: run(layer) for way in WAYS[:-2]}
 
 
 def token_and_angles(layers, length, dtype):

@@ -201,6 +201,16 @@ def nothing_compiled():
 
 
 @pytest.fixture
+def onednn():
+    """Whatever oneDNN can multiply, on any CPU."""
+    torch.ops.qkv._set_projections(True)
+    if torch.ops.qkv._projections() != "oneDNN":
+        pytest.skip("torch was built without oneDNN")
+    yield
+    torch.ops.qkv._set_projections(None)
+
+
+@pytest.fixture
 def no_isa_asked_for(monkeypatch):
     """Removes QKV_ISA from the environment, for tests whose processes ask for instruction sets
     themselves."""

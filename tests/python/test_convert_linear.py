@@ -11,17 +11,6 @@ from torch.profiler import profile
 
 import qkv
 from qkv._classes import own_class
-from qkv.nn._linear import projections
-
-
-@pytest.fixture
-def onednn():
-    """Whatever oneDNN can multiply, on any CPU."""
-    torch.ops.qkv._set_projections(True)
-    if projections() != "oneDNN":
-        pytest.skip("torch was built without oneDNN")
-    yield
-    torch.ops.qkv._set_projections(None)
 
 
 class OwnLinear(nn.Linear):

@@ -96,6 +96,13 @@ def test_latents_stay_unexpanded(expanded, name):
     assert generate() == 4 * count
 
 
+def test_converted_linear_layers_leave_latents_unexpanded(onednn):
+    model = make("deepseek_v3")
+    assert "model.layers.0.self_attn.kv_b_proj" in qkv.convert(model, linear=True).changed
+    for module in latent_attentions(model):
+        assert not _latents._why_expanded(module.kv_b_proj, module.kv_b_proj.weight)
+
+
 def test_undone(expanded):
     """What `qkv.convert` changes is what it was afterwards."""
     model, tokens = make("deepseek_v3"), torch.randint(2, 61, (2, TOKENS))

@@ -16,6 +16,7 @@ from transformers.utils import logging
 
 import qkv
 from qkv._functional import has_kernels
+from qkv.nn._linear import ConvertedLinear
 
 _logger = logging.get_logger(__name__)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -86,7 +87,7 @@ def unexpanded(
 
 def _why_expanded(linear: Any, latents: Tensor) -> str:
     """Why more than the product with a weight may happen in a layer, or nothing."""
-    if type(linear) is not nn.Linear:  # an adapter of peft's is a Linear as well
+    if type(linear) not in (nn.Linear, ConvertedLinear):  # an adapter of peft's is a Linear as well
         return f"is a {type(linear).__name__} of {type(linear).__module__}"
     own = "forward" in vars(linear) or any(getattr(linear, hooks) for hooks in _HOOKS)
     if own or _has_any_global_hook():
