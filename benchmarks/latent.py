@@ -16,8 +16,8 @@ DESCRIPTION = """\
 A layer of attention of DeepSeek V2-Lite's size, DeepseekV3Attention with all of its projections:
 one token with so many keys in the cache, a prompt, and a step of training on it. "expanded" is
 "qkv" where keys and values of all heads are made at every step, as where kv_b_proj is no plain
-Linear; "and linear" is LatentCache in a model after qkv.convert(model, linear=True). All give the same, or nothing is timed. Times are medians; run it with
-OMP_PROC_BIND=true."""
+Linear; "and linear" is LatentCache after qkv.convert(model, linear=True). All give the same, or
+nothing is timed. Times are medians; run it with OMP_PROC_BIND=true."""
 WAYS = ("sdpa", "expanded", "qkv", "LatentCache", "and linear")
 ERRORS = {torch.float32: 1e-4, torch.bfloat16: 5e-2}  # of the largest number
 
