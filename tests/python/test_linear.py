@@ -51,6 +51,30 @@ def test_it_is_the_library_that_was_chosen(chosen):
     assert ("mkldnn::_linear_pointwise" in names) == (chosen == "oneDNN")
 
 
+def products(call):
+    """How many oneDNN makes."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call()
+    return sum(event.name == "mkldnn::_linear_pointwise" for event in profile.events())
+
+
+def test_weights_that_are_no_dense_matrix_stay_torchs(onednn):
+    """oneDNN would take a thousand times as long."""
+    x, wide = drawn(6, 8), drawn(20, 16, seed=1)
+    dense = wide[:, :8].contiguous()
+    weights = [wide[:, :8], wide[:, ::2], wide[:1, :8].expand(5, 8)]
+    assert products(lambda: linear(x, dense, None)) == 1
+    assert products(lambda: linear(x, dense.t().contiguous().t(), None)) == 1
+    for weight in weights:
+        assert products(lambda weight=weight: linear(x, weight, None)) == 0
+        torch.testing.assert_close(linear(x, weight, None), F.linear(x, weight))
+    for bias in (drawn(40, seed=2)[::2], drawn(1, seed=2).expand(20)):  # which it would misread
+        torch.testing.assert_close(linear(x, dense, bias), F.linear(x, dense, bias))
+    many = drawn(1030, 8).requires_grad_()  # of so many, the gradient is made transposed
+    dense.requires_grad_()
+    assert products(lambda: linear(many, dense, None).sum().backward()) == 2  # and of the input
+
+
 def test_strides_views_and_no_bias(chosen):
     whole = drawn(6, 4, 40)
     x, weight = whole.transpose(0, 1)[..., ::2], drawn(20, 9, seed=1).t()

@@ -53,12 +53,17 @@ bool takes(const Tensor& x) {
   return x.defined() && x.scalar_type() == at::kFloat && x.numel() > 0 && !x._fw_grad(0).defined();
 }
 
+// Whether the rows, or the columns, follow each other without a gap. For any other weight, a part
+// of a wider one or an expanded gradient, oneDNN has a reference alone, which takes 1300 times as
+// long. (Of a bias it reads numbers that follow each other, whatever its stride.)
+bool is_dense(const Tensor& weight) { return weight.is_contiguous() || weight.t().is_contiguous(); }
+
 bool fits(const Tensor& input, const Tensor& weight, const OptionalTensor& bias, int64_t least) {
   if (!takes(input) || !takes(weight) || (bias && !takes(*bias))) return false;
   const auto keys = input.key_set() | weight.key_set() | (bias ? *bias : weight).key_set();
   return input.dim() > 1 && weight.dim() == 2 && input.size(-1) == weight.size(1) &&
-         (!bias || bias->sizes() == weight.sizes().slice(0, 1)) &&
-         input.numel() * weight.size(0) >= least && is_plain(keys);
+         (!bias || (bias->sizes() == weight.sizes().slice(0, 1) && bias->is_contiguous())) &&
+         is_dense(weight) && input.numel() * weight.size(0) >= least && is_plain(keys);
 }
 
 Tensor product(const Tensor& input, const Tensor& weight, const OptionalTensor& bias) {
