@@ -82,6 +82,12 @@ def test_strides_views_and_no_bias(chosen):
     assert linear(x, weight, None).is_contiguous()
 
 
+@pytest.mark.parametrize("bias", [drawn(40)[::2], drawn(1).expand(20)], ids=["every other", "one"])
+def test_strides_of_a_bias(chosen, bias):
+    x, weight = drawn(3, 9), drawn(20, 9, seed=1)
+    torch.testing.assert_close(linear(x, weight, bias), F.linear(x, weight, bias))
+
+
 def test_second_derivatives(chosen):
     x, weight, bias = (
         drawn(*s, seed=i).requires_grad_() for i, s in enumerate([(3, 4), (5, 4), (5,)])

@@ -68,7 +68,9 @@ bool fits(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
 
 Tensor product(const Tensor& input, const Tensor& weight, const OptionalTensor& bias) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  return onednn()->call(input, weight, bias, "none", Scalars(), "");
+  // torch tells oneDNN a bias's size alone: its elements are read as neighbours.
+  const OptionalTensor packed = bias ? OptionalTensor(bias->contiguous()) : bias;
+  return onednn()->call(input, weight, packed, "none", Scalars(), "");
 }
 
 Tensor multiplied(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
