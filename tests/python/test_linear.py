@@ -88,6 +88,24 @@ def test_strides_of_a_bias(chosen, bias):
     torch.testing.assert_close(linear(x, weight, bias), F.linear(x, weight, bias))
 
 
+def test_keeps_only_what_a_gradient_is_made_of(chosen):
+    x, weight, bias = drawn(3, 4).requires_grad_(), drawn(5, 4, seed=1), drawn(5).requires_grad_()
+    hidden = x * 2
+    output = linear(hidden, weight, bias)
+    hidden.add_(1)  # the weight is frozen
+    output.sum().backward()
+    torch.testing.assert_close(x.grad, 2 * weight.sum(0).expand(3, 4))
+
+    with torch.inference_mode():
+        seen = drawn(3, 4)
+    weight.requires_grad_()
+    output = linear(drawn(3, 4), weight, bias) + linear(seen, weight.detach(), bias)
+    with torch.no_grad():
+        weight.add_(1)  # nobody asks for a gradient of the input
+    output.sum().backward()
+    torch.testing.assert_close(weight.grad, drawn(3, 4).sum(0).expand(5, 4))
+
+
 def test_second_derivatives(chosen):
     x, weight, bias = (
         drawn(*s, seed=i).requires_grad_() for i, s in enumerate([(3, 4), (5, 4), (5,)])

@@ -94,7 +94,10 @@ struct Linear : torch::autograd::Function<Linear> {
 
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& input,
                         const Tensor& weight, const OptionalTensor& bias) {
-    context->save_for_backward({input, weight});
+    // Only what a gradient is made of: beside a frozen weight nobody keeps the input, which may be
+    // written to then, as it may be an inference tensor.
+    context->save_for_backward(
+        {weight.requires_grad() ? input : Tensor(), input.requires_grad() ? weight : Tensor()});
     context->saved_data["has_bias"] = bias.has_value();
     return product(input, weight, bias);
   }
