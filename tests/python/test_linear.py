@@ -1,5 +1,7 @@
 """The projections of layers, by oneDNN and by torch: the same numbers, derivatives and errors."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -147,6 +149,25 @@ def test_empty_and_wrong_inputs_are_torchs(chosen):
         with pytest.raises(RuntimeError) as ours:
             linear(x, weight, bias)
         assert str(ours.value) == str(torchs.value)
+
+
+class Watching(torch.Tensor):
+    seen: ClassVar = []
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        cls.seen.append(function)
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_what_is_traced_and_subclasses_are_torchs(chosen):
+    x, weight, bias = drawn(3, 4), drawn(5, 4), drawn(5)
+    traced = torch.jit.trace(linear, (x, weight, bias))
+    assert [node.kind() for node in traced.graph.nodes()] == ["aten::linear"]
+    for i in range(3):
+        Watching.seen.clear()
+        linear(*[t.as_subclass(Watching) if j == i else t for j, t in enumerate((x, weight, bias))])
+        assert Watching.seen == [F.linear]
 
 
 def test_layer_says_who_multiplies(chosen):

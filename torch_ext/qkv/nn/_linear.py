@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _linear = torch.ops.qkv._linear.default
-_PLAIN = {Tensor, torch.nn.Parameter}
+_PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -13,12 +13,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     this CPU: MKL, or oneDNN (`projections`). x is `[..., K]`, weight `[N, K]`, bias `[N]`.
 
     What is compiled, traced or a subclass of Tensor stays torch's."""
-    if is_plain(x, weight):
+    if is_plain(x, weight, bias) and not torch._C._is_tracing():
         return _linear(x, weight, bias)
     return F.linear(x, weight, bias)
 
 
-def is_plain(*tensors: Tensor) -> bool:
+def is_plain(*tensors: Tensor | None) -> bool:
     """Whether operators that are made of others can have these tensors: none of them is of a
     subclass, and nobody compiles, who would see them and not what they are made of."""
     return {*map(type, tensors)} <= _PLAIN and not torch.compiler.is_compiling()

@@ -210,7 +210,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         which is as long as 30 us of Python; else None."""
         weights, out_proj = in_weights(self), self.out_proj
         if (
-            not is_plain(*inputs, *weights, out_proj.weight)
+            not is_plain(*inputs, *weights, self.in_proj_bias, out_proj.weight, out_proj.bias)
             or self.bias_k is not None
             or self.add_zero_attn
             or torch.is_autocast_enabled("cpu")  # the projections have another dtype then
