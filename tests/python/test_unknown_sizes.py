@@ -48,8 +48,8 @@ def merged(rows, all_rows):
     return qkv.merge(*zip(*parts, strict=True))[0]
 
 
-def latent(rows):
-    given = heads(rows), heads(rows)[..., :4], rows[None, None], rows[None, None, :, :4]
+def latent(queries, rows):
+    given = heads(queries), heads(queries)[..., :4], rows[None, None], rows[None, None, :, :4]
     return qkv.latent_attention(*given, WEIGHT, WEIGHT)
 
 
@@ -77,7 +77,8 @@ CALLS = {
     "hard": lambda rows, _: qkv.hard_attention(*[heads(rows)] * 3),
     "rotation": lambda rows, _: rotated(rows),
     "merge": merged,
-    "latent": lambda rows, _: latent(rows),
+    "latent": lambda rows, _: latent(rows, rows),
+    "latents": lambda rows, every: latent(every[:2], rows / 4),
     "indices": lambda rows, every: qkv.attention(
         *map(heads, (rows, every, every)), indices=torch.tensor([[[1, 4]]])
     ),

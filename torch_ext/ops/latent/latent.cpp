@@ -80,7 +80,9 @@ bool absorbs(const Call& call, const LatentSizes& s) {
   if (call.options.absorb) return *call.options.absorb;
   const SymInt weights = s.C * (s.N + s.Dv);
   const SymInt seen = call.has(arg::indices) ? call[arg::indices].sym_size(-1).min(s.S) : s.S;
-  return s.L * (seen * (2 * s.C + s.R) + weights) < s.S * weights + s.L * seen * (s.N + s.R + s.Dv);
+  // Of sizes that are not known yet nobody knows, and either way is right.
+  return is_true(is_above(s.S * weights + s.L * seen * (s.N + s.R + s.Dv),
+                          s.L * (seen * (2 * s.C + s.R) + weights)));
 }
 
 at::Tensor rows_of(const Call& call, Argument latents) {
