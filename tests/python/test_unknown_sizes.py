@@ -131,6 +131,22 @@ def test_every_size():
         assert_close(compiled(query, key), causal(query, key))
 
 
+def test_any_number_of_spans():
+    def attend(spans):
+        return qkv.attention(x, x, x, spans=spans)
+
+    x = torch.randn(1, 2, 5, 8)
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    for n in (3, 1, 7):
+        spans = torch.tensor([[0, 2, 3, 5] * n], dtype=torch.int32)
+        if n == 3:
+            mark_unbacked(spans, 1)
+        assert_close(compiled(spans), attend(spans))
+    for columns in (0, 3):
+        with pytest.raises(RuntimeError):
+            compiled(torch.zeros(1, columns, dtype=torch.int32))
+
+
 def test_layers_and_replaced_attention():
     layer = qkv.nn.MultiheadAttention(16, 2)
     check(lambda x, kept: layer(x[kept], x[kept], x[kept])[0], "aot_eager")

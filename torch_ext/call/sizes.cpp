@@ -103,9 +103,13 @@ void check_mask(const Call& call, Argument argument, const Sizes<T>& sizes) {
   const at::Tensor& mask = call[argument];
   const bool is_spans = kArguments[argument].shape == Shape::spans;
   const T columns = size_from_right<T>(mask, 0);
-  expect_shape<T>(
-      !is_spans || (columns >= 2 && columns <= 2 * kMostSpans && columns % 2 == 0), call, argument,
-      ", but [..., H, L, 2 n] is expected, the begins and ends of 1 to ", kMostSpans, " spans");
+  const auto fit = [&] {
+    return must_be(is_above(columns, T(1))) && must_be(is_above(T(2 * kMostSpans + 1), columns)) &&
+           divides(T(2), columns);
+  };
+  expect_shape<T>(!is_spans || fit(), call, argument,
+                  ", but [..., H, L, 2 n] is expected, the begins and ends of 1 to ", kMostSpans,
+                  " spans");
   typename Sizes<T>::Shape expected = sizes.scores();
   if (sizes.packed) expected.insert(expected.begin(), sizes.documents);
   const int64_t rank = expected.size();
