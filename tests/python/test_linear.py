@@ -77,6 +77,12 @@ def test_weights_that_are_no_dense_matrix_stay_torchs(onednn):
     assert products(lambda: linear(many, dense, None).sum().backward()) == 2  # and of the input
 
 
+def test_where_onednn_is_switched_off_it_is_torch(chosen):
+    x, weight, bias = drawn(64, 256), drawn(512, 256, seed=1), drawn(512, seed=2)
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert torch.equal(linear(x, weight, bias), F.linear(x, weight, bias))
+
+
 def test_strides_views_and_no_bias(chosen):
     whole = drawn(6, 4, 40)
     x, weight = whole.transpose(0, 1)[..., ::2], drawn(20, 9, seed=1).t()

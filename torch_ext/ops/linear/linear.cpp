@@ -1,5 +1,6 @@
 #include "ops/linear/linear.h"
 
+#include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/linear.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -62,8 +63,9 @@ bool fits(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
   if (!takes(input) || !takes(weight) || (bias && !takes(*bias))) return false;
   const auto keys = input.key_set() | weight.key_set() | (bias ? *bias : weight).key_set();
   return input.dim() > 1 && weight.dim() == 2 && input.size(-1) == weight.size(1) &&
-         (!bias || (bias->sizes() == weight.sizes().slice(0, 1) && bias->is_contiguous())) &&
-         is_dense(weight) && input.numel() * weight.size(0) >= least && is_plain(keys);
+         (!bias || bias->sizes() == weight.sizes().slice(0, 1)) && is_dense(weight) &&
+         input.numel() * weight.size(0) >= least && is_plain(keys) &&
+         at::globalContext().userEnabledMkldnn();
 }
 
 Tensor product(const Tensor& input, const Tensor& weight, const OptionalTensor& bias) {
