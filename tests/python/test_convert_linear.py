@@ -80,6 +80,14 @@ def test_not_asked_for_and_not_faster(onednn):
     assert type(layers[0]) is nn.Linear
 
 
+def test_a_layer_with_a_forward_of_its_own_is_left(onednn):
+    layers, x = make()[0], torch.randn(5, 8)
+    layers[0].forward = layers[0].forward
+    conversion = qkv.convert(layers, linear=True)
+    assert {*conversion.changed} == {"2", "4"} and products(lambda: layers(x)) == 2
+    assert conversion.left["0"] == "it has a forward of its own"
+
+
 def test_layers_of_transformers(onednn):
     transformers = pytest.importorskip("transformers")
     sizes = dict(vocab_size=20, n_positions=16, n_embd=16, n_layer=1, n_head=2)
