@@ -56,7 +56,7 @@ bool takes(const Tensor& x) {
 
 // Whether the rows, or the columns, follow each other without a gap. For any other weight, a part
 // of a wider one or an expanded gradient, oneDNN has a reference alone, which takes 1300 times as
-// long. (Of a bias it reads numbers that follow each other, whatever its stride.)
+// long.
 bool is_dense(const Tensor& weight) { return weight.is_contiguous() || weight.t().is_contiguous(); }
 
 bool fits(const Tensor& input, const Tensor& weight, const OptionalTensor& bias, int64_t least) {
