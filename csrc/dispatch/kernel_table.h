@@ -24,10 +24,13 @@ struct ForwardItem {
   int64_t row_begin, row_end;
   int64_t key_begin, key_end;
   // If null, the keys are all keys, and rows go to the ForwardResult. Else they are one split of
-  // them: the output over these keys goes to partial_output [rows, Dv] and its log-sum-exp to
-  // partial_lse [rows], both of which start at row_begin. Where ForwardResult::weights is wanted,
-  // there are no splits, and items that run at the same time share no element of it.
+  // them: the output over these keys goes to partial_output [rows, Dv], its largest score (0 if it
+  // has seen none) to partial_max [rows], and its log-sum-exp less that to partial_lse [rows]: how
+  // many keys share a score of 1e30 would be lost in one number. All start at row_begin. Where
+  // ForwardResult::weights is wanted, there are no splits, and items that run at the same time
+  // share no element of it.
   void* partial_output = nullptr;
+  void* partial_max = nullptr;
   void* partial_lse = nullptr;
   // The item that the thread will probably run next, for fetching into the cache what it reads
   // first. Null: not known.
@@ -35,12 +38,12 @@ struct ForwardItem {
 };
 
 // The parts of row `row` of a plane of `rows` rows whose keys were split: for each split, what the
-// kernel wrote to ForwardItem's partial_output and partial_lse.
+// kernel wrote to ForwardItem's partial_output, partial_max and partial_lse.
 struct RowParts {
   Plane plane;
   int64_t row;
-  void* output;     // [splits, rows, Dv]; that of the first split is overwritten
-  const void* lse;  // [splits, rows]
+  void* output;           // [splits, rows, Dv]; that of the first split is overwritten
+  const void *max, *lse;  // [splits, rows]
   int64_t splits, rows;
 };
 

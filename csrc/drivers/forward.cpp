@@ -129,7 +129,8 @@ class ForwardTask {
     splits_ = ceil_div(keys, split_keys_);
     first_split_ = begin + split_keys_;
     output_bytes_ = splits_ * planes_.rows * p_.head_dim_v * element_;
-    parts_bytes_ = output_bytes_ + splits_ * planes_.rows * element_;
+    max_bytes_ = splits_ * planes_.rows * element_;
+    parts_bytes_ = output_bytes_ + 2 * max_bytes_;
   }
 
   void limit_kept_weights() {
@@ -206,7 +207,8 @@ class ForwardTask {
     if (splits_ > 1) {
       const int64_t at = split * planes_.rows + row;
       item.partial_output = plane_parts + at * p_.head_dim_v * element_;
-      item.partial_lse = plane_parts + output_bytes_ + at * element_;
+      item.partial_max = plane_parts + output_bytes_ + at * element_;
+      item.partial_lse = plane_parts + output_bytes_ + max_bytes_ + at * element_;
     }
     kernels_.forward(p, result_, item, workspace);
   }
@@ -214,7 +216,7 @@ class ForwardTask {
   void merge(const Problem& p, int64_t plane, int64_t row, char* plane_parts) const {
     kernels_.merge_parts(p, result_,
                          {stretch_.plane(p, plane), row, plane_parts, plane_parts + output_bytes_,
-                          splits_, planes_.rows});
+                          plane_parts + output_bytes_ + max_bytes_, splits_, planes_.rows});
   }
 
   const Problem& p_;  // of the call
@@ -233,9 +235,9 @@ class ForwardTask {
   bool by_plane_ = false;
   // Whether the dearest items of all planes go first, and not the planes one after the other.
   bool by_rows_ = false;
-  // The parts of one plane: outputs [splits, rows, Dv], which take output_bytes_, then log-sum-exps
-  // [splits, rows]. `element_` is the size of one number.
-  int64_t element_, output_bytes_ = 0, parts_bytes_ = 0;
+  // The parts of one plane: outputs [splits, rows, Dv], in output_bytes_, then their largest scores
+  // [splits, rows], in max_bytes_, and log-sum-exps. `element_` is the size of one number.
+  int64_t element_, output_bytes_ = 0, max_bytes_ = 0, parts_bytes_ = 0;
   char* parts_ = nullptr;  // [planes, parts_bytes_], unless by plane
 };
 

@@ -161,6 +161,22 @@ def test_large_lse(S, value, options):
 
 
 @pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("number", [torch.finfo(torch.float32).min, -1e25, 1e25])
+def test_parts_of_a_large_lse(number, dtype):
+    """The keys of a decoding step are split, and each part counts for as many keys as it has seen,
+    though their scores have swallowed the logarithm of that number."""
+    query, value = torch.randn(2, 6, 1, 64).to(dtype), torch.randn(2, 2, 1500, 64).to(dtype)
+    mask = torch.full((1500,), number)
+    mask[1:1300] = -torch.inf
+    output, lse = qkv.attention(query, value, value, mask, enable_gqa=True, return_lse=True)
+    expected = value[:, :, mask > -torch.inf].double().mean(-2, keepdim=True)
+    expected = expected.repeat_interleave(3, 1).to(dtype)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(lse, torch.full_like(lse, mask[0]))
+
+
+@pytest.mark.usefixtures("isa")
 def test_weights_of_a_large_lse():
     """Weights that are summed over the queries are made from the log-sum-exp, too."""
     query, key, value = torch.randn(3, 1, 2, 4, 16)

@@ -66,9 +66,9 @@ struct ForwardScratch {
 
 // out [lanes] = the log-sum-exps of a tile, -inf for rows that have seen no key, from the largest
 // scores and the sums of the online softmax. They are computed in double, because a logarithm that
-// is rounded twice would show in the gradients.
+// is rounded twice would show in the gradients. `from` [lanes], if not null, is taken off them.
 template <class T, class R>
-void log_sum_exp(const Tile& tile, const T* max_state, const T* sum_state, T* out) {
+void log_sum_exp(const Tile& tile, const T* max_state, const T* sum_state, const T* from, T* out) {
   constexpr int W = kLanes<T>, N = W / kLanes<double>;
   for (int v = 0; v < tile.lanes; v += W) {
     const R reference(load(max_state + v));
@@ -82,8 +82,9 @@ void log_sum_exp(const Tile& tile, const T* max_state, const T* sum_state, T* ou
     QKV_UNROLL
     for (int i = 0; i < N; ++i) {
       const int at = i * kLanes<double>;
-      store_double(out + v + at,
-                   sum[i] + (load_double(base + at) + load_double(shift + at) * kLn2));
+      Vec<double> offset = load_double(base + at) + load_double(shift + at) * kLn2;
+      if (from) offset -= load_double(from + v + at);
+      store_double(out + v + at, sum[i] + offset);
     }
   }
 }
@@ -116,17 +117,23 @@ void finish_tile(const Problem& p, const ForwardResult& result, const ForwardIte
   divide_by(state.sum);
   if (result.weights.data) state.weights.add_to(p, result, tile, scratch.rescale, scratch.scores);
   if (P::has_own_sum(p)) divide_by(state.own_sum);
-  const auto write = [&](const auto& output, const Rows<T>& lse, int64_t begin) {
+  const auto write = [&](const auto& output, const Rows<T>& lse, int64_t begin, const T* from) {
     if (output.data) scratch.products.write(tile, scratch.rescale, state.output, output, begin);
     if (!lse.data) return;
     T numbers[kTileRows<T>];
-    log_sum_exp<T, typename P::Reference>(tile, state.max, state.sum, numbers);
+    log_sum_exp<T, typename P::Reference>(tile, state.max, state.sum, from, numbers);
     write_numbers(tile, numbers, lse, begin);
   };
-  if (item.partial_output)
-    return write(Rows<T>{static_cast<T*>(item.partial_output), 1, 0, p.head_dim_v, 1},
-                 Rows<T>{static_cast<T*>(item.partial_lse), 1, 0, 1, 1}, tile.row - item.row_begin);
-  write(rows_of<E>(p, result.output, tile.plane), rows_of<T>(p, result.lse, tile.plane), tile.row);
+  if (!item.partial_output)
+    return write(rows_of<E>(p, result.output, tile.plane), rows_of<T>(p, result.lse, tile.plane),
+                 tile.row, nullptr);
+  T from[kTileRows<T>];
+  for (int l = 0; l < tile.lanes; ++l) from[l] = state.max[l] == -kInfinity<T> ? 0 : state.max[l];
+  const int64_t begin = tile.row - item.row_begin;
+  const auto numbers = [](void* at) { return Rows<T>{static_cast<T*>(at), 1, 0, 1, 1}; };
+  write_numbers(tile, from, numbers(item.partial_max), begin);
+  write(Rows<T>{static_cast<T*>(item.partial_output), 1, 0, p.head_dim_v, 1},
+        numbers(item.partial_lse), begin, from);
 }
 
 }  // namespace qkv::QKV_ISA

@@ -161,7 +161,7 @@ void finish_jvp_tile(const Problem& p, const JvpArgs& a, const JvpResult& result
     if (to.data) write_numbers(tile, numbers, to, tile.row);
   };
   T lse[kTileRows<T>];
-  log_sum_exp<T, Reference<T>>(tile, state.max, state.sum, lse);
+  log_sum_exp<T, Reference<T>>(tile, state.max, state.sum, nullptr, lse);
   write(state.output, lse, result.output, result.lse);
   write(state.output_jvp, state.sum_jvp, result.output_jvp, result.lse_jvp);
 }

@@ -22,17 +22,19 @@ void add_part(bool is_first, T share, const T* part, int64_t dim, T* total) {
 template <class E>
 void merge_parts(const Problem& p, const ForwardResult& result, const RowParts& of) {
   using T = Compute<E>;
-  const T* const lse = static_cast<const T*>(of.lse) + of.row;
+  const T* const maxima = static_cast<const T*>(of.max) + of.row;
+  const T* const lse = static_cast<const T*>(of.lse) + of.row;  // less these
   const int64_t dim = result.output.data ? p.head_dim_v : 0;
   T max = -kInfinity<T>;
-  for (int64_t s = 0; s < of.splits; ++s) max = std::max(max, lse[s * of.rows]);
+  for (int64_t at = 0; at < of.splits * of.rows; at += of.rows)
+    if (lse[at] != -kInfinity<T>) max = std::max(max, maxima[at]);
   T* const total = static_cast<T*>(of.output) + of.row * p.head_dim_v;  // of the first part
   T sum = 0;
   bool is_first = true;
   for (int64_t s = 0; s < of.splits; ++s) {
     const int64_t at = s * of.rows;
     if (lse[at] == -kInfinity<T>) continue;
-    const T share = T(std::exp(double(lse[at] - max)));
+    const T share = T(std::exp(double(maxima[at]) - double(max) + double(lse[at])));
     sum += share;
     add_part(is_first, share, total + at * p.head_dim_v, dim, total);
     is_first = false;
