@@ -560,6 +560,13 @@ class TestInferenceOnly:
             compare(call)
         assert call["k_cache"]._version == before + 1
 
+    @pytest.mark.parametrize("outside", ["key", "cache_seqlens"])
+    def test_in_inference_mode_tensors_from_outside_go_with_caches_from_within(self, outside):
+        """As weights of a model and tables of a rotation are."""
+        call = make(2)
+        with torch.inference_mode():
+            compare({n: x if n == outside else x.clone() for n, x in call.items()})
+
     def test_caches_made_in_inference_mode_are_refused_outside_of_it(self):
         """As torch refuses to write to them; before anything is written."""
         with torch.inference_mode():

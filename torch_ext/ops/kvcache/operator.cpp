@@ -31,13 +31,14 @@ Tensors kvcache_autocast(const Call& call) {
 }
 
 // Dispatch key ADInplaceOrView: whoever saved the caches for a backward pass is told that they have
-// changed.
+// changed. In inference mode a tensor that was made outside of it, a weight say, leads here, too.
 void count_writes(const Operator& op, c10::DispatchKeySet keys, boxed::Stack& stack) {
   const Call call = boxed::call_of(op, stack);
   Tensors written;
   for (const Argument argument : written_by(call)) {
     // increment_version would refuse it, too, but after the call.
-    TORCH_CHECK(!call[argument].is_inference(), call.title(), ": ", call.name_of(argument),
+    TORCH_CHECK(!call[argument].is_inference() || c10::InferenceMode::is_enabled(), call.title(),
+                ": ", call.name_of(argument),
                 " was made in inference mode, but with key, it is written to; call it under "
                 "torch.inference_mode() or clone() that");
     written.push_back(call[argument]);
