@@ -53,6 +53,9 @@ NEW = [make(4, 4, 8, 64, grad=False) for _ in range(3)]
 LENGTHS = torch.full((4,), 200, dtype=torch.int32)
 BATCH = make(3, 4, 4, 128, 64, grad=False)
 GRAD = make(4, 4, 128, 64, grad=False)
+PARTS = [[make(*shape, grad=False) for _ in range(2)] for shape in ((4, 8, 256, 64), (4, 8, 256))]
+LATENT = [make(*shape, grad=False) for shape in (
+    (4, 8, 256, 64), (4, 8, 256, 64), (4, 1, 256, 64), (4, 1, 256, 64), (8, 64, 64), (8, 64, 64))]
 JAGGED = torch.nested.nested_tensor_from_jagged(make(1000, 4, 64, grad=False),
                                                 torch.tensor([0, 300, 1000]))
 
@@ -97,6 +100,9 @@ def cases():
         "kvcache": lambda: [qkv.attention_with_kvcache(
             NEW[0], *CACHE, *NEW[1:], cache_seqlens=LENGTHS), *CACHE],
         "misaligned kvcache": lambda: [qkv.attention_with_kvcache(BYTES[0], *BYTES[1:])],
+        "merge": lambda: qkv.merge(*PARTS),
+        "latents": lambda: [qkv.latent_attention(*LATENT, absorb=False)],
+        "latents, absorbed": lambda: [qkv.latent_attention(*LATENT, absorb=True)],
         "vmap": lambda: [torch.func.vmap(qkv.attention)(BATCH, BATCH, BATCH)],
         "func": lambda: torch.func.vjp(
             qkv.attention, plain[0], ONE.detach(), plain[2])[1](GRAD),
