@@ -2,6 +2,7 @@
 #include <clocale>
 #include <cstdlib>
 #include <filesystem>
+#include <locale>
 
 #include "common.h"
 #include "qkv/score_expression.h"
@@ -68,6 +69,19 @@ TEST(ScoreExpression, HasAPointInNumbersInEveryLocale) {
   unsetenv("LOCPATH");
   std::filesystem::remove_all(folder);
   if (!has_comma) GTEST_SKIP() << "there is no localedef, or no de_DE to make a locale of";
+}
+
+struct Grouping : std::numpunct<char> {
+  char do_thousands_sep() const override { return ','; }
+  std::string do_grouping() const override { return "\3"; }
+};
+
+TEST(ScoreExpression, HasNoCommaInNumbersInAnyLocale) {
+  const Tensors t;
+  const at::Tensor table = randn({2048});
+  const std::locale before = std::locale::global(std::locale(std::locale(), new Grouping));
+  t.expect(score() + Table(table)[key() + 1024], t.scores + table.slice(0, 1024, 1031));
+  std::locale::global(before);
 }
 
 template <class Make>

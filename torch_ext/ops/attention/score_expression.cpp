@@ -46,7 +46,8 @@ Expression as_real(const Expression& x) {
   return x.type() == Type::real ? x : make(Type::real, "to_float", {x});
 }
 
-// The lines of an expression, in which none stands twice, and the tables that it reads.
+// The lines of an expression, in which none stands twice, and the tables that it reads. Not by
+// c10::str, whose stream writes 1,024 in the locale of some programs.
 class Program {
  public:
   int add(const Expression& x) {
@@ -54,8 +55,9 @@ class Program {
       return found->second;
     const Node& node = *x.node();
     std::string line = node.text;
-    if (node.table.defined()) line += c10::str(" ", table(node.table));
-    for (const Expression& operand : node.operands) line += c10::str(" ", add(operand));
+    if (node.table.defined()) line.append(" ").append(std::to_string(table(node.table)));
+    for (const Expression& operand : node.operands)
+      line.append(" ").append(std::to_string(add(operand)));
     const auto [same, is_new] = lines_.emplace(line, int(lines_.size()));
     if (is_new) text_ += line + "\n";
     return numbers_[x.node().get()] = same->second;
@@ -71,8 +73,8 @@ class Program {
       if (tables_[n].is_same(tensor)) return int(n);
     const bool is_real = tensor.is_floating_point();
     int64_t& offset = is_real ? reals_size_ : integers_size_;
-    heads_ += c10::str(is_real ? "@float " : "@int ", offset);
-    for (const int64_t size : tensor.sizes()) heads_ += c10::str(" ", size);
+    heads_.append(is_real ? "@float " : "@int ").append(std::to_string(offset));
+    for (const int64_t size : tensor.sizes()) heads_.append(" ").append(std::to_string(size));
     heads_ += "\n";
     offset += tensor.numel();
     (is_real ? reals_ : integers_).push_back(tensor.flatten());
