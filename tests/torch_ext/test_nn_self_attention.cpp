@@ -278,7 +278,8 @@ TEST(DecoderCalls, AMaskIsRefusedByItsName) {
 
 TEST(DecoderCalls, ACacheIsRefusedByItsName) {
   torch::NoGradGuard guard;
-  nn::SelfAttention layer = make(Case());
+  const auto turning = Case().options.frequencies(nn::rotary_frequencies(D));
+  nn::SelfAttention layer = make({"rotation", turning});
   const auto refused = [&](nn::KvCache cache) {
     return message_of([&] { layer(randn({B, L, E}), at::Tensor(), &cache); });
   };
@@ -289,6 +290,9 @@ TEST(DecoderCalls, ACacheIsRefusedByItsName) {
   cache.lengths = at::zeros({B + 1}, at::kLong);
   EXPECT_EQ(refused(cache),
             "SelfAttention: cache.lengths is [3], but [2] is expected, a number for each row of x");
+  cache.lengths = at::zeros({B}, at::kLong);
+  cache.block_table = at::zeros({B}, at::kInt);
+  EXPECT_NE(refused(cache).find("block_table has the shape [2]"), std::string::npos);
 }
 
 constexpr int64_t S = 5, C = 10;

@@ -45,8 +45,8 @@ int64_t longest(const KvCache& cache) {
 const Tensor& tables_of_places(const SelfAttentionOptions& options, KvCache& cache,
                                const Tensor& query) {
   Tensor& kept = cache.rotary;
-  const int64_t blocks = cache.block_table.defined() ? cache.block_table.size(1) : 1;
-  // The operator refuses lengths that no row can have.
+  // The operator refuses lengths that no row can have, and a table that is no matrix.
+  const int64_t blocks = cache.block_table.defined() ? cache.block_table.numel() : 1;
   const int64_t most = std::clamp<int64_t>(longest(cache), 0, blocks * cache.keys.size(2));
   const int64_t places = most + query.size(2), have = kept.defined() ? kept.size(1) : 0;
   // Without any place there are none of them yet; and a layer may have got another dtype.
