@@ -218,6 +218,8 @@ TEST_F(SelfAttention, ErrorsNameTheArgument) {
       "MultiheadAttention: scores has is_causal, window_size, spans or alibi_slopes, but none "
       "of these is expected with add_bias_kv or add_zero_attn, whose keys are behind all "
       "others; pass an attn_mask");
+  const auto undefined = AttentionOptions().spans(at::Tensor()).alibi_slopes(at::Tensor());
+  EXPECT_NO_THROW(nn::MultiheadAttention(more, undefined));
 }
 
 }  // namespace

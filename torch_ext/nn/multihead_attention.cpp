@@ -8,6 +8,7 @@
 #include <limits>
 #include <vector>
 
+#include "call/call.h"
 #include "nn/mask_types.h"
 #include "ops/linear/multi_head.h"
 #include "qkv/nn.h"
@@ -106,7 +107,8 @@ void MultiheadAttentionImpl::reset() {
   const bool more_keys = options.add_bias_kv() || options.add_zero_attn();
   TORCH_CHECK_VALUE(
       !more_keys ||
-          !(scores.is_causal() || scores.window_size() || scores.spans() || scores.alibi_slopes()),
+          !(scores.is_causal() || scores.window_size() || tensor_of(scores.spans()).defined() ||
+            tensor_of(scores.alibi_slopes()).defined()),
       "MultiheadAttention: scores has is_causal, window_size, spans or alibi_slopes, ",
       "but none of these is expected with add_bias_kv or add_zero_attn, whose keys ",
       "are behind all others; pass an attn_mask");
