@@ -24,14 +24,11 @@ struct ForwardItem {
   int64_t row_begin, row_end;
   int64_t key_begin, key_end;
   // If null, the keys are all keys, and rows go to the ForwardResult. Else they are one split of
-  // them: the output over these keys goes to partial_output [rows, Dv], its largest score (0 if it
-  // has seen none) to partial_max [rows], and its log-sum-exp less that to partial_lse [rows]: how
-  // many keys share a score of 1e30 would be lost in one number. All start at row_begin. Where
-  // ForwardResult::weights is wanted, there are no splits, and items that run at the same time
-  // share no element of it.
-  void* partial_output = nullptr;
-  void* partial_max = nullptr;
-  void* partial_lse = nullptr;
+  // them, and from row_begin on their output goes to partial_output [rows, Dv], its largest score
+  // (0: none) to partial_max [rows] and its log-sum-exp less that to partial_lse [rows]: one number
+  // would lose how many keys share a score of 1e30. Where ForwardResult::weights is wanted, there
+  // are no splits, and items that run at the same time share no element of it.
+  void *partial_output = nullptr, *partial_max = nullptr, *partial_lse = nullptr;
   // The item that the thread will probably run next, for fetching into the cache what it reads
   // first. Null: not known.
   const ForwardItem* next = nullptr;
