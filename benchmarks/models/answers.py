@@ -11,8 +11,8 @@ from ..check import SOMETHING_ELSE, WrongAnswer
 # by how much: those of a T5 of two layers, in bfloat16, by 1 to 9 % with torch's attention and with
 # ours. Float32 tells a wrong model from that.
 ROUNDINGS = 4
-# And so many where linear layers are multiplied in another order, in which a ReLU of T5 that stands
-# at 0 turns: by one of them gradients moved by 2e-4.
+# And so many in a model with ReLUs whose linear layers are multiplied in another order, which turns
+# one that stands at 0: gradients of T5-small moved by 2e-4.
 ROUNDINGS_OF_LINEAR = 4096
 
 

@@ -130,6 +130,13 @@ def as_torch(dtype):
     return in_own_dtype if rounds_factors(dtype) else unfused
 
 
+def products(call):
+    """How many oneDNN makes."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call()
+    return sum(event.name == "mkldnn::_linear_pointwise" for event in profile.events())
+
+
 def run_python(code, timeout=120, env=(), cwd=None):
     """stdout of `python -c code` in a fresh process, with `env` added to what it inherits, less
     what conftest.py sets for the tests themselves; fails with its stderr."""

@@ -5,9 +5,9 @@ import pickle
 
 import pytest
 import torch
+from common import products
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
-from torch.profiler import profile
 
 import qkv
 from qkv._classes import own_class
@@ -29,12 +29,6 @@ def make():
 def results(model, x):
     output = model(x)
     return output, *torch.autograd.grad(output.square().sum(), [*model.parameters()])
-
-
-def products(call):
-    with profile() as found:
-        call()
-    return sum(event.name == "mkldnn::_linear_pointwise" for event in found.events())
 
 
 def test_linear_layers(onednn):

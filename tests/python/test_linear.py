@@ -5,6 +5,7 @@ from typing import ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
+from common import products
 from torch.func import functional_call, grad, jvp, vmap
 
 import qkv
@@ -42,22 +43,14 @@ def test_no_less_accurate_than_torch(chosen, shape):
     ours = errors(linear, x, weight, bias, F.linear)
     torchs = errors(F.linear, x, weight, bias, F.linear)
     for a, b in zip(ours, torchs, strict=True):
-        assert a <= 3 * b + 1e-7  # of the gradient of a weight oneDNN has 2.4 times MKL's
+        # Of the gradient of a weight by so many rows oneDNN's is 2.4 times MKL's.
+        assert a <= (3 if shape[0] > 1000 else 2) * b + 1e-7
 
 
 def test_it_is_the_library_that_was_chosen(chosen):
     x = drawn(4, 16).requires_grad_()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        linear(x, drawn(8, 16), drawn(8)).sum().backward()
-    names = [event.key for event in profile.key_averages()]
-    assert ("mkldnn::_linear_pointwise" in names) == (chosen == "oneDNN")
-
-
-def products(call):
-    """How many oneDNN makes."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        call()
-    return sum(event.name == "mkldnn::_linear_pointwise" for event in profile.events())
+    count = products(lambda: linear(x, drawn(8, 16), drawn(8)).sum().backward())
+    assert (count > 0) == (chosen == "oneDNN")
 
 
 def test_weights_that_are_no_dense_matrix_stay_torchs(onednn):

@@ -1,4 +1,3 @@
-#include <ATen/ExpandUtils.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
@@ -12,6 +11,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "call/unknown_sizes.h"
 #include "nn/mask_types.h"
 #include "ops/linear/linear.h"
 #include "qkv/kvcache.h"
@@ -141,7 +141,7 @@ void check_mask(const char* name, const Tensor& mask, const Tensor& query, int64
               "projected query, ", query.scalar_type(), ", is expected");
   at::DimVector whole(query.sizes().slice(0, 3));
   whole.push_back(!cache ? added : mask.dim() ? mask.size(-1) : 1);
-  TORCH_CHECK(at::is_expandable_to(mask.sizes(), whole), name, ": mask is ", mask.sizes(),
+  TORCH_CHECK(expands_to<int64_t>(mask.sizes(), whole), name, ": mask is ", mask.sizes(),
               ", but what broadcasts to ", at::IntArrayRef(whole), " is expected");
   const int64_t keys = cache && whole.back() != 1 ? longest(*cache) + added : 0;
   TORCH_CHECK(whole.back() >= keys, name, ": mask is ", mask.sizes(),
