@@ -14,6 +14,7 @@
 #include "dispatch/few_rows.h"
 #include "dispatch/peak_loop.h"
 #include "rotation.h"
+#include "row_product.h"
 
 namespace qkv {
 
@@ -29,8 +30,7 @@ struct ForwardItem {
   // would lose how many keys share a score of 1e30. Where ForwardResult::weights is wanted, there
   // are no splits, and items that run at the same time share no element of it.
   void *partial_output = nullptr, *partial_max = nullptr, *partial_lse = nullptr;
-  // The item that the thread will probably run next, for fetching into the cache what it reads
-  // first. Null: not known.
+  // The item that the thread will probably run next, whose first rows are fetched. Null: unknown.
   const ForwardItem* next = nullptr;
 };
 
@@ -126,19 +126,19 @@ struct Kernels {
   size_t (*forward)(const Problem&, const ForwardResult&, const ForwardItem&, void* workspace);
   // Puts the parts of a row together, and writes it to the result.
   void (*merge_parts)(const Problem&, const ForwardResult&, const RowParts&);
-  // How large its workspace is follows from the number of the item's keys alone. BackwardArgs has
-  // no direction where pairs are multiplied (jvp_kernels).
+  // Its workspace follows from the number of the item's keys alone. Where pairs are multiplied,
+  // BackwardArgs has no direction, and jvp is null (jvp_kernels).
   size_t (*backward)(const Problem&, const BackwardArgs&, const BackwardItem&, void* workspace);
   void (*finish_rows)(const Problem&, const BackwardArgs&, const Finished&);
   void (*finish_keys)(const Problem&, const BackwardArgs&, const Finished&);
-  // Of these three, the item has all keys, and leaves no part. jvp is null where pairs are
-  // multiplied (jvp_kernels).
+  // Of these three, the item has all keys, and leaves no part.
   size_t (*row_sums)(const Problem&, const BackwardArgs&, const Output& sums, const ForwardItem&,
                      void* workspace);
   size_t (*hard)(const Problem&, const HardResult&, const ForwardItem&, void* workspace);
   size_t (*jvp)(const Problem&, const JvpArgs&, const JvpResult&, const ForwardItem&,
                 void* workspace);
   size_t (*rotate)(const Rotation&, const RotationItem&, void* workspace);
+  size_t (*row_product)(const RowProduct&, const RowProductItem&, void* workspace);  // null: none
 
   int lanes;  // elements in a vector
   bool multiplies_pairs;

@@ -130,11 +130,11 @@ def as_torch(dtype):
     return in_own_dtype if rounds_factors(dtype) else unfused
 
 
-def products(call):
-    """How many oneDNN makes."""
+def products(call, name="mkldnn::_linear_pointwise"):
+    """How many oneDNN makes, or the operator of this name."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         call()
-    return sum(event.name == "mkldnn::_linear_pointwise" for event in profile.events())
+    return sum(event.name == name for event in profile.events())
 
 
 def run_python(code, timeout=120, env=(), cwd=None):

@@ -203,7 +203,7 @@ def nothing_compiled():
 @pytest.fixture
 def onednn():
     """Whatever oneDNN can multiply, on any CPU."""
-    torch.ops.qkv._set_projections(True)
+    torch.ops.qkv._set_projections("oneDNN")
     if torch.ops.qkv._projections() != "oneDNN":
         pytest.skip("torch was built without oneDNN")
     yield

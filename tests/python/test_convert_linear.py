@@ -67,7 +67,7 @@ def test_copies(onednn):
 def test_not_asked_for_and_not_faster(onednn):
     layers, x = make()[0], torch.randn(5, 8)
     assert not qkv.convert(layers).changed and not products(lambda: layers(x))
-    torch.ops.qkv._set_projections(False)
+    torch.ops.qkv._set_projections("torch")
     conversion = qkv.convert(layers, linear=True)
     assert not conversion.changed
     assert conversion.left["0"] == "torch multiplies as fast on this CPU"

@@ -1,5 +1,7 @@
-"""The projections of layers, by oneDNN and by torch: the same numbers, derivatives and errors."""
+"""The projections of layers, by oneDNN, by the core library and by torch: the same numbers,
+derivatives and errors."""
 
+import functools
 from typing import ClassVar
 
 import pytest
@@ -12,13 +14,21 @@ import qkv
 from qkv.nn._linear import linear, projections
 
 
-@pytest.fixture(params=[True, False], ids=["oneDNN", "torch"])
+@pytest.fixture(params=["oneDNN", "qkv", "torch"])
 def chosen(request):
-    """Who multiplies; and puts back who did."""
-    torch.ops.qkv._set_projections(request.param)
-    if (projections() == "oneDNN") != request.param:
+    """Who multiplies what it can; and puts back who did."""
+    if request.param == "oneDNN" and not torch.backends.mkldnn.is_available():
         pytest.skip("torch was built without oneDNN")
+    torch.ops.qkv._set_projections(request.param)
     yield projections()
+    torch.ops.qkv._set_projections(None)
+
+
+@pytest.fixture
+def few_rows():
+    """The core library multiplies what it can."""
+    torch.ops.qkv._set_projections("qkv")
+    yield
     torch.ops.qkv._set_projections(None)
 
 
@@ -74,6 +84,41 @@ def test_where_onednn_is_switched_off_it_is_torch(chosen):
     x, weight, bias = drawn(64, 256), drawn(512, 256, seed=1), drawn(512, seed=2)
     with torch.backends.mkldnn.flags(enabled=False):
         assert torch.equal(linear(x, weight, bias), F.linear(x, weight, bias))
+
+
+WEIGHTS = {  # of [48, 32], of which the core library leaves the last two to torch
+    "rows": lambda w: w,
+    "columns": lambda w: w.t().contiguous().t(),
+    "part": lambda w: torch.cat([w, w], 1)[:, :32],
+    "every other": lambda w: w.repeat_interleave(2, 1)[:, ::2],
+    "odd": lambda w: w[:47, :31].t().contiguous().t(),
+}
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("shape", [(1, 32), (2, 3, 32), (8, 32), (9, 32)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_few_rows(few_rows, dtype, shape, weight):
+    w = WEIGHTS[weight](drawn(48, 32, seed=1).to(dtype))
+    x, bias = drawn(*shape).to(dtype)[..., : w.shape[1]], drawn(96, seed=2).to(dtype)[::2]
+    bias = bias[: w.shape[0]]
+    ours = errors(linear, x, w, bias, F.linear)
+    torchs = errors(F.linear, x, w, bias, F.linear)
+    for a, b in zip(ours, torchs, strict=True):
+        assert a <= 2 * b + 1e-7
+    with torch.no_grad():
+        torch.testing.assert_close(linear(x, w, None), F.linear(x, w))
+
+
+def test_few_rows_are_the_core_librarys(few_rows):
+    x, weight = drawn(8, 16), drawn(32, 16, seed=1)
+    for rows, by_torch in ((x, 0), (drawn(9, 16), 1), (x[:, :15], 1)):
+        w = weight[:, : rows.shape[1]]
+        call = functools.partial(linear, rows, w, None)
+        assert products(call, "aten::linear") == by_torch
+        assert not products(call)
+    with qkv.reproducible():
+        assert products(lambda: linear(x, weight, None), "aten::linear") == 1
 
 
 def test_strides_views_and_no_bias(chosen):
@@ -171,7 +216,7 @@ def test_what_is_traced_and_subclasses_are_torchs(chosen):
 
 def test_layer_says_who_multiplies(chosen):
     layer = qkv.nn.MultiheadAttention(16, 2)
-    assert ("projections=oneDNN" in repr(layer)) == (chosen == "oneDNN")
+    assert (f"projections={chosen}" in repr(layer)) == (chosen != "torch")
 
 
 def test_a_layer_trains_alike(chosen):

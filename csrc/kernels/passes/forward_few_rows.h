@@ -50,7 +50,8 @@ class ForwardFewRows {
   static bool has_own_sum(const Problem&) { return false; }
 
   Query pack(const Tile& tile, T* memory) const {
-    auto* pack = kFixedBits ? pack_few_rows<E> : pack_few_queries<E, K, T>;
+    void (*pack)(const Problem&, Plane, int64_t, int64_t, T*) = pack_few_queries<E, K>;
+    if constexpr (kFixedBits) pack = pack_few_rows<E>;
     if constexpr (kMayUseWords)
       if (by_words_) pack = pack_few_words<E>;
     pack(p_, tile.plane, tile.row, tile.rows, memory);

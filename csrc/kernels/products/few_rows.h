@@ -158,26 +158,32 @@ QKV_INLINE void dot_portions(int64_t rows, int64_t keys, FewAhead<E>& ahead, con
   for_each_portion<kFewPortion<T>>(rows, f);
 }
 
-// Packs rows [row, row + rows) of the queries of a plane, times scale, for keys of K: portion after
-// portion [D / W, rows of the portion, W], the elements in the order in which load_part reads them.
+// Packs rows [row, row + rows), of `dim` numbers each, times scale, for keys of K: portion after
+// portion [dim / W, rows of the portion, W], the elements in the order in which load_part reads
+// them.
 template <class E, class K = E, class T = Compute<E>>
-void pack_few_queries(const Problem& p, Plane plane, int64_t row, int64_t rows, T* query) {
+void pack_few_queries(const Rows<const E>& from, int64_t row, int64_t rows, int64_t dim, T scale,
+                      T* query) {
   constexpr int W = kLanes<T>;
-  const Rows<const E> from = rows_of<E>(p, p.query, plane);
   for_each_portion<kFewPortion<T>>(rows, [&](int64_t first, auto count) {
     for (int r = 0; r < count; ++r)
-      for (int64_t d = 0; d < p.head_dim; d += 2 * W) {
+      for (int64_t d = 0; d < dim; d += 2 * W) {
         T part[2 * W];
-        const int64_t n = std::min<int64_t>(2 * W, p.head_dim - d);
+        const int64_t n = std::min<int64_t>(2 * W, dim - d);
         const E* const at = from[row + first + r] + d * from.col;
         for (int64_t i = 0; i < n; i += W)
           from.col == 1 ? store(part + i, load_wide(at + i))
                         : gather_row(at + i * from.col, from.col, W, part + i);
         if (n == 2 * W) to_parts<K>(part);
         for (int64_t i = 0; i < n; i += W)
-          store(query + first * p.head_dim + (d + i) * count + r * W, load(part + i) * T(p.scale));
+          store(query + first * dim + (d + i) * count + r * W, load(part + i) * scale);
       }
   });
+}
+// Those of the queries of a plane.
+template <class E, class K = E, class T = Compute<E>>
+void pack_few_queries(const Problem& p, Plane plane, int64_t row, int64_t rows, T* query) {
+  pack_few_queries<E, K>(rows_of<E>(p, p.query, plane), row, rows, p.head_dim, T(p.scale), query);
 }
 
 // scores [rows x keys] = the scores of the queries of pack_few_queries.

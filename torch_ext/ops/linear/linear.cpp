@@ -7,12 +7,10 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include <atomic>
-#include <string>
-
 #include "autograd/run.h"
 #include "call/after_fork.h"
-#include "ops/linear/fast_onednn.h"
+#include "ops/linear/few_rows.h"
+#include "ops/linear/who_multiplies.h"
 
 namespace qkv::ops {
 namespace {
@@ -23,35 +21,16 @@ using Scalars = torch::List<std::optional<at::Scalar>>;
 using Product = Tensor(const Tensor&, const Tensor&, const OptionalTensor&, c10::string_view,
                        Scalars, std::optional<c10::string_view>);
 
-// oneDNN's product, which has no derivatives; nullopt in a torch that was built without it.
-const std::optional<c10::TypedOperatorHandle<Product>>& onednn() {
-  static const auto op = []() -> std::optional<c10::TypedOperatorHandle<Product>> {
-    const auto found = c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""});
-    if (!found) return std::nullopt;
-    return found->typed<Product>();
-  }();
+// oneDNN's product, which has no derivatives.
+const c10::TypedOperatorHandle<Product>& onednn() {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("mkldnn::_linear_pointwise", "")
+                             .typed<Product>();
   return op;
 }
 
-// From how many multiplications on oneDNN makes a product.
-struct Least {
-  std::atomic<int64_t> output, weight;
-
-  Least() { choose(least_for_onednn()); }
-
-  void choose(LeastForOnednn least) {
-    output = onednn() ? least.outputs : kNever;
-    weight = onednn() ? least.weights : kNever;
-  }
-};
-
-Least& least() {
-  static Least chosen;
-  return chosen;
-}
-
-bool takes(const Tensor& x) {
-  return x.defined() && x.scalar_type() == at::kFloat && x.numel() > 0 && !x._fw_grad(0).defined();
+bool takes(const Tensor& x, at::ScalarType dtype) {
+  return x.defined() && x.scalar_type() == dtype && x.numel() > 0 && !x._fw_grad(0).defined();
 }
 
 // Whether the rows, or the columns, follow each other without a gap. For any other weight, a part
@@ -59,20 +38,27 @@ bool takes(const Tensor& x) {
 // long.
 bool is_dense(const Tensor& weight) { return weight.is_contiguous() || weight.t().is_contiguous(); }
 
-bool fits(const Tensor& input, const Tensor& weight, const OptionalTensor& bias, int64_t least) {
-  if (!takes(input) || !takes(weight) || (bias && !takes(*bias))) return false;
+// Whether these are plain tensors of one dtype, of sizes that fit together, and no scalar or empty.
+bool fit(const Tensor& input, const Tensor& weight, const OptionalTensor& bias) {
+  if (!input.defined()) return false;
+  const at::ScalarType dtype = input.scalar_type();
+  if (!takes(input, dtype) || !takes(weight, dtype) || (bias && !takes(*bias, dtype))) return false;
   const auto keys = input.key_set() | weight.key_set() | (bias ? *bias : weight).key_set();
   return input.dim() > 1 && weight.dim() == 2 && input.size(-1) == weight.size(1) &&
-         (!bias || bias->sizes() == weight.sizes().slice(0, 1)) && is_dense(weight) &&
-         input.numel() * weight.size(0) >= least && is_plain(keys) &&
-         at::globalContext().userEnabledMkldnn();
+         (!bias || bias->sizes() == weight.sizes().slice(0, 1)) && is_plain(keys);
+}
+
+bool fits_onednn(const Tensor& input, const Tensor& weight, int64_t least) {
+  return least != kNever && input.scalar_type() == at::kFloat && is_dense(weight) &&
+         input.numel() * weight.size(0) >= least && at::globalContext().userEnabledMkldnn();
 }
 
 Tensor product(const Tensor& input, const Tensor& weight, const OptionalTensor& bias) {
   const at::AutoDispatchBelowADInplaceOrView below;
+  if (are_few_rows(input, weight)) return few_rows(input, weight, bias);
   // torch tells oneDNN a bias's size alone: its elements are read as neighbours.
   const OptionalTensor packed = bias ? OptionalTensor(bias->contiguous()) : bias;
-  return onednn()->call(input, weight, packed, "none", Scalars(), "");
+  return onednn().call(input, weight, packed, "none", Scalars(), "");
 }
 
 Tensor multiplied(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
@@ -84,7 +70,7 @@ Tensor multiplied(const Tensor& input, const Tensor& weight, const OptionalTenso
 // Of few rows, putting the result back takes longer than that saves.
 Tensor weight_gradient(const Tensor& rows, const Tensor& input) {
   constexpr int64_t kManyRows = 1024;
-  const int64_t least_weight = least().weight;
+  const int64_t least_weight = who_multiplies().weights;
   if (rows.size(1) <= input.size(1) || rows.size(0) < kManyRows || least_weight == kNever)
     return multiplied(rows.t(), input.t(), std::nullopt, least_weight);
   return multiplied(input.t(), rows.t(), std::nullopt, least_weight).t().contiguous();
@@ -122,28 +108,23 @@ struct Linear : torch::autograd::Function<Linear> {
 Tensor multiplied(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
                   int64_t least) {
   const OneThreadAfterFork one_thread;
-  if (least == kNever || !fits(input, weight, bias, least)) return at::linear(input, weight, bias);
+  if (!fit(input, weight, bias) ||
+      (!are_few_rows(input, weight) && !fits_onednn(input, weight, least)))
+    return at::linear(input, weight, bias);
+  if (!at::GradMode::is_enabled()) return product(input, weight, bias);
   return Linear::apply(input, weight, bias);
 }
 
 }  // namespace
 
 Tensor projected(const Tensor& input, const Tensor& weight, const OptionalTensor& bias) {
-  return multiplied(input, weight, bias, least().output);
+  return multiplied(input, weight, bias, who_multiplies().outputs);
 }
 
 TORCH_LIBRARY_FRAGMENT(qkv, m) {
   m.def("_linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor");
   m.impl("_linear",
          torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(projected)));
-  // Who multiplies: "oneDNN", or "torch", which is at::linear.
-  m.def("_projections() -> str",
-        [] { return std::string(least().output == kNever ? "torch" : "oneDNN"); });
-  // For tests: whatever oneDNN can multiply, or nothing; and as the table says.
-  m.def("_set_projections(bool? onednn) -> ()", [](std::optional<bool> chosen) {
-    const int64_t all = chosen.value_or(false) ? 0 : kNever;
-    least().choose(chosen ? LeastForOnednn{all, all} : least_for_onednn());
-  });
 }
 
 }  // namespace qkv::ops

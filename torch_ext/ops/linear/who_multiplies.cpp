@@ -1,0 +1,87 @@
+#include "ops/linear/who_multiplies.h"
+
+#include <torch/library.h>
+
+#include <optional>
+#include <string>
+
+#include "row_product.h"
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
+
+namespace qkv::ops {
+namespace {
+
+// A call of oneDNN takes some 12 microseconds longer than one of MKL.
+//
+// Zen 4 (family 25, model 17, two cores): outputs 1.09 to 1.18 times MKL for 256 to 4096 rows and
+// widths of 384 to 2304, which is not worth a call of less than that; gradients of weights 0.69 to
+// 0.95.
+//
+// Zen 5 (family 26, model 2, one and two cores): outputs of 512 rows on 1.9 to 2.5 times MKL, of 4
+// to 256 rows 1.1 to 2.9, and of a single row 1.1 to 2.1 on two cores and as fast on one, where
+// weights come from memory 1.1 to 1.8, for MKL reads them at 20 GB/s and oneDNN at 37. Gradients
+// of inputs 1.1 to 3.7, and 0.5 to 1.4 of one row. Gradients of weights 1.0 to 2.1.
+//
+// An Intel Xeon with AMX, 2 and 16 threads: outputs 0.82 to 1.07.
+WhoMultiplies measured() {
+#ifdef __x86_64__
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  constexpr unsigned kAuthenticAmd = 0x68747541;  // "Auth", the first letters of the vendor
+  if (!__get_cpuid(0, &eax, &ebx, &ecx, &edx) || ebx != kAuthenticAmd) return {};
+  if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx)) return {};
+  const unsigned family = (eax >> 8 & 15) + (eax >> 20 & 255);
+  const unsigned model = (eax >> 4 & 15) | (eax >> 12 & 240);
+  const bool zen4 = family == 25 && ((model >= 0x10 && model < 0x20) ||
+                                     (model >= 0x60 && model < 0x80) || model >= 0xa0);
+  if (zen4) return {.outputs = int64_t(1) << 25};
+  if (family == 26)
+    return {.outputs = int64_t(1) << 21,
+            .weights = int64_t(1) << 23,
+            .float_rows = kMostProductRows,
+            .half_rows = kMostProductRows};
+#endif
+  return {};
+}
+
+// By their names; none: as measured.
+WhoMultiplies by_name(const std::optional<std::string>& library) {
+  if (!library) {
+    const bool has_onednn =
+        c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""}).has_value();
+    WhoMultiplies who = measured();
+    if (!has_onednn) who.outputs = who.weights = kNever;
+    return who;
+  }
+  if (*library == "oneDNN") return {.outputs = 0, .weights = 0};
+  if (*library == "qkv") return {.float_rows = kMostProductRows, .half_rows = kMostProductRows};
+  return {};
+}
+
+// Written by tests alone, while nothing is multiplied.
+WhoMultiplies& chosen() {
+  static WhoMultiplies who = by_name(std::nullopt);
+  return who;
+}
+
+std::string names() {
+  const WhoMultiplies& who = who_multiplies();
+  const bool few = who.float_rows > 0 || who.half_rows > 0;
+  if (who.outputs == kNever) return few ? "qkv" : "torch";
+  return few ? "oneDNN and qkv" : "oneDNN";
+}
+
+}  // namespace
+
+const WhoMultiplies& who_multiplies() { return chosen(); }
+
+TORCH_LIBRARY_FRAGMENT(qkv, m) {
+  // Who multiplies what torch.nn.functional.linear would multiply more slowly.
+  m.def("_projections() -> str", &names);
+  // For tests: whatever "oneDNN" or "qkv" can multiply, or "torch" all; and as the table says.
+  m.def("_set_projections(str? library) -> ()",
+        [](std::optional<std::string> library) { chosen() = by_name(library); });
+}
+
+}  // namespace qkv::ops
