@@ -17,22 +17,28 @@ bool multiplies_rows(const RowProduct& p) {
 
 void row_product(const RowProduct& p) {
   const Kernels& kernels = active_kernels(p.dtype);
-  const int64_t blocks = ceil_div(p.columns, kProductColumns), items = p.batch * blocks;
+  const double flops = 2 * double(p.depth) * double(p.rows);  // of a column
+  Threads threads{usable_threads(p.num_threads, flops * double(p.batch * p.columns)), 1};
+  // Several items a thread, which need not be equally fast, and of whole cache lines.
+  const int64_t share = p.batch * p.columns / (2 * threads.team), line = int64_t(kCacheLine);
+  const int64_t step = std::clamp(ceil_div(share, line) * line, line, kProductColumns);
+  const int64_t blocks = ceil_div(p.columns, step), items = p.batch * blocks;
   if (items == 0) return;
   const auto item = [&](int64_t index) {
-    const int64_t begin = index % blocks * kProductColumns;
-    return RowProductItem{index / blocks, begin, std::min(p.columns, begin + kProductColumns)};
+    const int64_t begin = index % blocks * step;
+    return RowProductItem{index / blocks, begin, std::min(p.columns, begin + step)};
   };
-  const double flops = 2 * double(p.depth) * kProductColumns * double(p.rows);
-  Threads threads{usable_threads(p.num_threads, flops * double(items)), 1};
   threads.working = int(std::clamp<int64_t>(items, 1, threads.team));
   const size_t bytes = kernels.row_product(p, item(0), nullptr);
   const Buffer buffer(bytes * size_t(threads.working));
   char* const memory = static_cast<char*>(buffer.data());
   parallel_phases(threads, 1,
-                  {{[&](int64_t) { return Items{items, flops}; },
+                  {{[&](int64_t) { return Items{items, flops * double(step)}; },
                     [&](const Item& i) {
-                      kernels.row_product(p, item(i.index), memory + size_t(i.thread) * bytes);
+                      const RowProductItem next = item(std::min(i.index + 1, items - 1));
+                      RowProductItem own = item(i.index);
+                      own.next = &next;
+                      kernels.row_product(p, own, memory + size_t(i.thread) * bytes);
                     }}});
 }
 

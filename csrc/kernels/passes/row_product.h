@@ -16,8 +16,9 @@ class RowProductKernel {
   RowProductKernel(const RowProduct& p, const RowProductItem& item, Arena& arena)
       : p_(p),
         item_(item),
-        input_{of(p.input), 1, 0, p.input.strides.row, p.input.strides.col},
-        matrix_(of(p.matrix) + item.begin * p.matrix.strides.row),
+        input_{of(p.input, item.batch), 1, 0, p.input.strides.row, p.input.strides.col},
+        matrix_(matrix_of(p, item)),
+        next_(item.next ? matrix_of(p, *item.next) : nullptr),
         columns_(item.end - item.begin),
         packed_(arena.take<T>(p.rows * p.depth + kFewStep)),
         places_{arena.take<const E*>(kFewStep), arena.take<const E*>(kFewStep)},
@@ -40,14 +41,20 @@ class RowProductKernel {
   static constexpr int64_t kBlock = 32;
 
   template <class Tensor>
-  const E* of(const Tensor& tensor) const {
-    return static_cast<const E*>(tensor.data) + item_.batch * tensor.strides.head;
+  static const E* of(const Tensor& tensor, int64_t batch) {
+    return static_cast<const E*>(tensor.data) + batch * tensor.strides.head;
+  }
+  static const E* matrix_of(const RowProduct& p, const RowProductItem& item) {
+    return of(p.matrix, item.batch) + item.begin * p.matrix.strides.row;
   }
 
-  // Fetches rows of `dim` numbers from `begin` on, until `end`, while those before are multiplied.
-  FewAhead<E> ahead_of(const E* first, int64_t step, int64_t begin, int64_t end, int64_t dim) {
-    const int64_t count = std::clamp<int64_t>(end - begin, 0, kBlock);
-    for (int64_t i = 0; i < count; ++i) places_[1][i] = first + (begin + i) * step;
+  // Fetches rows of `dim` numbers, of which those of the item begin at matrix_ + offset, while the
+  // ones before row `begin` are multiplied: from that one on, or behind row `end` the next item's.
+  FewAhead<E> ahead_of(int64_t offset, int64_t step, int64_t begin, int64_t end, int64_t dim) {
+    const E* first = matrix_ + begin * step;
+    if (begin >= end) first = next_, begin = 0;
+    const int64_t count = first ? std::min(end - begin, kBlock) : 0;
+    for (int64_t i = 0; i < count; ++i) places_[1][i] = first + offset + i * step;
     return {{places_[1], count}, dim};
   }
   FewPlaces<E> places_of(const E* first, int64_t step, int64_t begin, int64_t count) {
@@ -65,7 +72,7 @@ class RowProductKernel {
       const int64_t count = std::min(kBlock, columns_ - n);
       for (int64_t k = 0; k < p_.depth; k += kPiece) {
         const int64_t dim = std::min(kPiece, p_.depth - k);
-        FewAhead<E> ahead = ahead_of(matrix_ + k, step, n + kBlock, columns_, dim);
+        FewAhead<E> ahead = ahead_of(k, step, n + kBlock, columns_, dim);
         few_scores<E>(p_.rows, dim, places_of(matrix_ + k, step, n, count), packed_ + k * p_.rows,
                       scores_, ahead);
         for (int64_t m = 0; m < p_.rows; ++m)
@@ -85,7 +92,7 @@ class RowProductKernel {
       const int64_t count = std::min(kBlock, p_.depth - k);
       for (int64_t m = 0; m < p_.rows; ++m)
         std::copy_n(packed_ + m * p_.depth + k, count, scores_ + m * kFewStep);
-      FewAhead<E> ahead = ahead_of(matrix_, step, k + kBlock, p_.depth, columns_);
+      FewAhead<E> ahead = ahead_of(0, step, k + kBlock, p_.depth, columns_);
       add_few_values<E>(p_.rows, columns_, places_of(matrix_, step, k, count), scores_, ones, sums_,
                         sums_, ahead);
     }
@@ -112,6 +119,7 @@ class RowProductKernel {
   const RowProductItem& item_;
   const Rows<const E> input_;
   const E* const matrix_;      // its first row, or column, of the item
+  const E* const next_;        // and of the next item
   const int64_t columns_;      // of the item
   T* const packed_;            // [M, K], in pieces as few_scores takes queries; or as it is
   const E** const places_[2];  // of the rows that are multiplied, and of those that are fetched

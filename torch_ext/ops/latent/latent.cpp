@@ -9,6 +9,7 @@
 
 #include "autograd/run.h"
 #include "ops/linear/few_rows.h"
+#include "ops/linear/linear.h"
 
 namespace qkv::ops {
 namespace {
@@ -125,8 +126,13 @@ at::Tensor whole_query(const Call& call) {
 
 std::pair<at::Tensor, at::Tensor> expanded(const Call& call, const at::Tensor& latents,
                                            const at::Tensor& rope_keys) {
-  const auto project = [&, shared = latents.squeeze(-3)](Argument weight) {
-    return at::einsum("...sc,hnc->...hsn", {shared, call[weight]});
+  const auto project = [&, shared = latents.squeeze(-3)](Argument argument) {
+    const at::Tensor& weight = call[argument];
+    if (weight.scalar_type() != at::kFloat) return at::einsum("...sc,hnc->...hsn", {shared, weight});
+    // As a layer's projection, it is oneDNN's where that is faster than torch's product.
+    return projected(shared, weight.flatten(0, 1), std::nullopt)
+        .unflatten_symint(-1, weight.sym_sizes().slice(0, 2))
+        .transpose(-3, -2);
   };
   const at::Tensor key = project(arg::key_weight);
   const Shape of_heads = shape_of(leading(key, 1), {rope_keys.sym_size(-1)});
