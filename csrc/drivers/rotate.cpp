@@ -29,14 +29,18 @@ void add_up(const Rotation& r, T* parts, int64_t n, int64_t size, const TypedOut
     for (int64_t k = own == first ? 1 : 0; k < n; ++k)
       for (int64_t i = begin; i < end; ++i) first[i] += own[k * size + i];
   }
+  const bool none = r.batch() * n == 0;  // then no part is there to be read, and the sum is 0
+  Rotation summed = r;
+  for (int d = 0; d < r.batch_rank; ++d)
+    if (to.strides.batch[d] == 0) summed.batch_sizes[d] = 1;
   with_type(to.dtype, [&](auto e) {
     using E = decltype(e);
-    for (int64_t b = 0; b < r.batch(); ++b) {
-      if (batch_offset(r, sums, b) != b * n * size) continue;
-      E* const out = static_cast<E*>(to.data) + batch_offset(r, to.strides, b);
+    for (int64_t b = 0; b < summed.batch(); ++b) {
+      const T* const sum = parts + batch_offset(summed, sums, b);
+      E* const out = static_cast<E*>(to.data) + batch_offset(summed, to.strides, b);
       for (int64_t i = begin; i < end; ++i)
         out[i / columns * to.strides.row + i % columns * to.strides.col] =
-            narrow<E>(Compute<E>(parts[b * n * size + i]));
+            narrow<E>(Compute<E>(none ? T(0) : sum[i]));
     }
   });
 }
@@ -98,7 +102,7 @@ class RotationPass {
   static constexpr int64_t kNumbers = 16;
   int64_t table_items() const { return wants_tables() ? blocks_ : 0; }
   Items sums() const {
-    if (!gradients_ || items_ == 0) return {};
+    if (!gradients_) return {};
     const int64_t of_weights = 2 * ceil_div(r_.head_dim, kNumbers);
     return {table_items() + of_weights, double(items_ * kNumbers)};
   }

@@ -180,5 +180,23 @@ TEST_P(RotationTest, OffsetsOfItems) {
   for (size_t n = 0; n < truth.size(); ++n) ASSERT_NEAR(found[n], truth[n], 1e-6) << n;
 }
 
+// A sum over no batch items, or over no positions, is 0 and not what the memory had before.
+TEST_P(RotationTest, SumsOverNothing) {
+  const int64_t D = 6, L = 3;
+  for (const Sizes& sizes : {Sizes{0, L}, Sizes{2, 0}}) {
+    Rotation r;
+    r.batch_rank = 1, r.batch_sizes[0] = sizes[0], r.seqlen = sizes[1];
+    r.head_dim = D, r.rotary_pairs = D / 2;
+    Tensor grad_table(Type::f32, {1, 1, r.seqlen, D / 2}, {0, 0, D / 2, 1});
+    Tensor grad_weight(Type::f32, {2, 1, 1, D}, {r.seqlen ? 0 : D, 0, 0, 1});
+    for (Tensor* tensor : {&grad_table, &grad_weight}) tensor->fill([] { return kNaN; });
+    RotationGradients g;
+    g.grad_cos = {grad_table.output(), DType::f32}, g.grad_weight[0] = {grad_weight.output()};
+    rotation_backward(r, g);
+    for (const Tensor* tensor : {&grad_table, &grad_weight})
+      for (const double x : tensor->values()) EXPECT_EQ(x, 0);
+  }
+}
+
 }  // namespace
 }  // namespace qkv::test
