@@ -70,11 +70,12 @@ struct HardResult {
 };
 
 // A row with nothing to attend to gets output 0, lse -inf (the sink, if there is one) and gradients
-// 0. The results have the same bits whatever num_threads is, and however large the batch is; only
-// GradMask::each and grad_tables, which are or may be sums over a batch, depend on the batch, and
-// the output and lse of few rows have other last digits where the weights are wanted as well. With
-// spans, each item has the bits that it would have alone, and nothing is written for rows that are
-// in no span. All throw std::bad_alloc if there is no memory for their workspace.
+// 0, but that the sink gets grad_lse. The results have the same bits whatever num_threads is, and
+// however large the batch is; only GradMask::each and grad_tables, which are or may be sums over a
+// batch, depend on the batch, and the output and lse of few rows have other last digits where the
+// weights are wanted as well. With spans, each item has the bits that it would have alone, and
+// nothing is written for rows that are in no span. All throw std::bad_alloc if there is no memory
+// for their workspace.
 QKV_CORE_API void attention_forward(const Problem& problem, const ForwardResult& result);
 // The way in which attention_forward makes the scores of a problem without spans; for passes with
 // another value.
