@@ -37,8 +37,8 @@ set_property(SOURCE ${PROJECT_SOURCE_DIR}/csrc/isa/generic/fixed_bits.cpp APPEND
   COMPILE_OPTIONS -O1)
 # A program that is linked with -static brings its glibc along, and that one has no old versions.
 if(NOT CMAKE_EXE_LINKER_FLAGS MATCHES "-static( |$)")
-  target_compile_options(qkv_kernels PRIVATE
-    "SHELL:-include ${PROJECT_SOURCE_DIR}/csrc/common/old_glibc.h")
+  # The two are one word, which a folder with a space in its name leaves whole.
+  target_compile_options(qkv_kernels PRIVATE "-include${PROJECT_SOURCE_DIR}/csrc/common/old_glibc.h")
 endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # Code after a pragma that the compiler does not accept, or with a vector that is passed in

@@ -265,3 +265,19 @@ def test_cmake_refuses_a_torch_that_does_not_fit(tmp_path):
     assert status != 0
     assert re.search(f"built for torch [0-9., ]*{MINOR}[0-9., ]*, and torch 2.9.1 was", said)
     assert f"found in {other}" in said
+
+
+def kernel_command(folder, build, *options):
+    """How CMake compiles the smallest file of the kernels."""
+    command = ["cmake", "-S", folder, "-B", build, "-DQKV_TORCH=OFF", *options]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    files = json.loads((build / "compile_commands.json").read_text())
+    return next(f["command"] for f in files if f["file"].endswith("/old_libstdcxx.cpp"))
+
+
+@needs_sources
+def test_sources_may_be_in_a_folder_with_a_space_in_its_name(tmp_path):
+    folder = tmp_path / "it's in a folder"
+    folder.symlink_to(ROOT)
+    command = kernel_command(folder, tmp_path / "build")
+    subprocess.run(f"{command} -fsyntax-only", shell=True, check=True, cwd=tmp_path / "build")
