@@ -51,9 +51,8 @@ endif()
 target_compile_options(qkv_kernels PRIVATE -fopenmp)
 
 # Builds that look for mistakes stop where a backward pass makes other scores than the forward pass.
-if(QKV_SANITIZE OR CMAKE_BUILD_TYPE STREQUAL "Debug")
-  target_compile_definitions(qkv_kernels PRIVATE QKV_CHECK_SCORES)
-endif()
+target_compile_definitions(qkv_kernels PRIVATE
+  $<$<OR:$<BOOL:${QKV_SANITIZE}>,$<CONFIG:Debug>>:QKV_CHECK_SCORES>)
 
 # With more than -O1 and -g1, a compilation of one minute takes seven.
 set(sanitizers address,undefined)

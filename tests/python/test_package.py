@@ -281,3 +281,17 @@ def test_sources_may_be_in_a_folder_with_a_space_in_its_name(tmp_path):
     folder.symlink_to(ROOT)
     command = kernel_command(folder, tmp_path / "build")
     subprocess.run(f"{command} -fsyntax-only", shell=True, check=True, cwd=tmp_path / "build")
+
+
+@needs_sources
+@pytest.mark.parametrize(
+    "options, checks",
+    [
+        (["-DCMAKE_BUILD_TYPE=Release"], False),
+        (["-DCMAKE_BUILD_TYPE=debug"], True),  # CMake does not tell it from Debug
+        (["-DQKV_SANITIZE=ON"], True),
+    ],
+)
+def test_builds_that_look_for_mistakes_check_scores(tmp_path, options, checks):
+    command = kernel_command(ROOT, tmp_path / "build", *options)
+    assert ("QKV_CHECK_SCORES" in command) == checks
