@@ -295,3 +295,13 @@ def test_sources_may_be_in_a_folder_with_a_space_in_its_name(tmp_path):
 def test_builds_that_look_for_mistakes_check_scores(tmp_path, options, checks):
     command = kernel_command(ROOT, tmp_path / "build", *options)
     assert ("QKV_CHECK_SCORES" in command) == checks
+
+
+@needs_sources
+def test_a_program_may_be_linked_statically(tmp_path):
+    """As the one that tests/emulation/avx512.sh runs."""
+    source, program = tmp_path / "main.cpp", tmp_path / "main"
+    source.write_text("#include <vector>\nint main(int n, char**) { std::vector<int>(n).at(0); }")
+    ours = ROOT / "csrc" / "old_libstdcxx.cpp"
+    subprocess.run(["c++", "-std=c++17", "-static", source, ours, "-o", program], check=True)
+    subprocess.run([program], check=True)
