@@ -374,6 +374,21 @@ TEST_P(Reader, ErrorsNameTheArgument) {
   EXPECT_EQ(message_of([&] { layer(x, context, at::Tensor(), &cache); }),
             "CrossAttention: context and cache are given, but an undefined context is expected "
             "beside a cache, which was made of one");
+  const auto refused = [&](nn::KvCache given) {
+    return message_of([&] { layer(x, at::Tensor(), at::Tensor(), &given); });
+  };
+  EXPECT_EQ(refused({}),
+            "CrossAttention: cache.keys is an undefined tensor, but what new_cache makes is "
+            "expected");
+  nn::KvCache other = cache;
+  other.lengths = at::Tensor();
+  EXPECT_EQ(refused(other),
+            "CrossAttention: cache.lengths is an undefined tensor, but [2] is expected, a number "
+            "for each row of x");
+  other.lengths = at::full({B + 1}, S);
+  EXPECT_EQ(refused(other),
+            "CrossAttention: cache.lengths is [3], but [2] is expected, a number for each row of "
+            "x");
   EXPECT_EQ(message_of<c10::ValueError>([&] { nn::CrossAttention(options, 0); }),
             "CrossAttention: context_dim is 0, but 1 or more is expected");
   const AttentionOptions causal = AttentionOptions().is_causal(true);

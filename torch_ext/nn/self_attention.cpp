@@ -148,12 +148,12 @@ void check_mask(const char* name, const Tensor& mask, const Tensor& query, int64
               ", but a number for each of the longest row's ", keys, " keys is expected");
 }
 
-// Throws c10::Error unless the layer can read sizes and lengths of a cache of so many rows.
-void check_cache(const KvCache& cache, int64_t rows) {
-  TORCH_CHECK(cache.keys.defined() && cache.keys.dim() == 4, "SelfAttention: cache.keys is ",
+// Throws c10::Error unless a layer can read sizes and lengths of a cache of so many rows.
+void check_cache(const char* name, const KvCache& cache, int64_t rows) {
+  TORCH_CHECK(cache.keys.defined() && cache.keys.dim() == 4, name, ": cache.keys is ",
               shape_of(cache.keys), ", but what new_cache makes is expected");
-  TORCH_CHECK(cache.lengths.defined() && cache.lengths.sizes().equals({rows}),
-              "SelfAttention: cache.lengths is ", shape_of(cache.lengths), ", but [", rows,
+  TORCH_CHECK(cache.lengths.defined() && cache.lengths.sizes().equals({rows}), name,
+              ": cache.lengths is ", shape_of(cache.lengths), ", but [", rows,
               "] is expected, a number for each row of x");
 }
 
@@ -236,7 +236,7 @@ Tensor SelfAttentionImpl::forward(const Tensor& x, const Tensor& mask, KvCache* 
   const Tensor value = all.slice(1, H + Hkv, H + 2 * Hkv);
 
   KvCacheOptions call;
-  if (cache) check_cache(*cache, x.size(0));
+  if (cache) check_cache("SelfAttention", *cache, x.size(0));
   if (cache && options.frequencies() && !options.qk_norm() && scores.is_causal()) {
     // The cache's operator turns query and key itself, to the same bits in less time.
     const Tensor& cos_sin = tables_of_places(options, *cache, query);
@@ -295,7 +295,9 @@ Tensor CrossAttentionImpl::forward(const Tensor& x, const Tensor& context, const
   TORCH_CHECK(!cache || !context.defined(), "CrossAttention: context and cache are given, but an ",
               "undefined context is expected beside a cache, which was made of one");
   std::optional<Tensor> key, value;
-  if (!cache) {
+  if (cache) {
+    check_cache("CrossAttention", *cache, x.size(0));
+  } else {
     std::tie(key, value) = project(context);
     TORCH_CHECK(context.size(0) == x.size(0), "CrossAttention: context is ", context.sizes(),
                 ", but [", x.size(0), ", S, ", context_dim, "] is expected");
