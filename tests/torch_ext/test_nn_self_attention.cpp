@@ -249,6 +249,13 @@ TEST(DecoderCalls, ErrorsNameTheArgument) {
   EXPECT_EQ(message_of([&] { sloping(at::ones({B, 1, E}), at::Tensor(), &cache); }),
             "SelfAttention: scores has bias, spans, alibi_slopes or score_program, but none of "
             "these is expected with a cache");
+  for (nn::KvCache* given : {static_cast<nn::KvCache*>(nullptr), &cache}) {
+    nn::SelfAttention lone(layer->options, AttentionOptions().score_tables(at::ones({3})));
+    torch::NoGradGuard guard;
+    const auto refused = message_of([&] { lone(at::ones({B, 1, E}), at::Tensor(), given); });
+    EXPECT_NE(refused.find("score_tables is given, but there is no score_program"),
+              std::string::npos);
+  }
 }
 
 TEST(DecoderCalls, AMaskIsRefusedByItsName) {

@@ -188,6 +188,7 @@ Tensor attended(const char* name, Layer& layer, const Tensor& query,
     if (mask.defined()) call.bias(added_to_cached(mask, query));
     call.cache_seqlens(cache->lengths).block_table(if_defined(cache->block_table));
     call.k_scale(if_defined(cache->k_scale)).v_scale(if_defined(cache->v_scale));
+    call.score_tables(scores.score_tables()).score_indices(scores.score_indices());
     call.softmax_scale(scores.scale()).causal(scores.is_causal());
     call.window_size(scores.window_size()).softcap(scores.softcap());
     call.sinks(if_defined(layer.sinks));
