@@ -460,6 +460,18 @@ def test_attn_bias(arguments, mask, pad):
     torch.testing.assert_close(*grads, atol=1e-4, rtol=1e-4)
 
 
+def test_float32_masks_of_a_float64_layer():
+    """Two masks and a bias, of which two are summed before the operator adds them in float64."""
+    layer = qkv.nn.MultiheadAttention(E, H, batch_first=True, dtype=torch.float64)
+    x = torch.randn(B, L, E, dtype=torch.float64)
+    masks = {"key_padding_mask": (B, L), "attn_mask": (L, L), "attn_bias": (H, L, L)}
+    single = {name: torch.randn(shape) for name, shape in masks.items()}
+    double = {name: mask.double() for name, mask in single.items()}
+    torch.testing.assert_close(
+        layer(x, x, x, **single), layer(x, x, x, **double), atol=1e-12, rtol=1e-12
+    )
+
+
 @pytest.mark.parametrize("call", [
     {"need_weights": False}, {"average_attn_weights": False}, {"is_causal": True},
 ], ids=str)  # fmt: skip

@@ -170,6 +170,9 @@ TEST_F(SelfAttention, MasksOfEitherKindGoTogether) {
   auto biased = make(AttentionOptions().bias(bias));
   const at::Tensor all = (mask + bias).expand({B, H, L, L}).flatten(0, 1);
   expect_close(output(biased, padding, mask), output(layer, padding, all), kTolerance);
+  const at::Tensor single = mask.to(at::kFloat), other = randn({B, L}).to(at::kFloat);
+  expect_close(output(biased, other, single),
+               output(biased, other.to(at::kDouble), single.to(at::kDouble)), kTolerance);
 }
 
 TEST_F(SelfAttention, ARowThatSeesNothingGetsTheBias) {

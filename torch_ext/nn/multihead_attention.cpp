@@ -55,8 +55,8 @@ void check_mask(const char* name, const Tensor& mask, at::ScalarType dtype,
               shapes.size() > 1 ? c10::str(at::IntArrayRef(shapes[1])) : "", " is expected");
 }
 
-// Floating, and -inf where a boolean mask hides. At least float32, as the operator adds: so two
-// masks are summed without rounding, and a bias, which autocast does not cast, goes with any query.
+// Floating, and -inf where a boolean mask hides. At least float32: so a bias, which autocast does
+// not cast, goes with any query.
 Tensor added(const Tensor& mask) {
   if (mask.scalar_type() != at::kBool)
     return mask.to(at::promote_types(mask.scalar_type(), at::kFloat));
@@ -84,8 +84,10 @@ void set_masks(AttentionOptions& options, const Tensor& key_padding_mask, const 
     check_mask("key_padding_mask", key_padding_mask, dtype, {{B, S}});
     add(key_padding_mask.unsqueeze(1).unsqueeze(1));
   }
-  // The operator takes two. With a bias of the layer's own one is left for both.
-  if (masks.size() == 2 && options.bias()) masks.assign(1, added(masks[0]).add(added(masks[1])));
+  // The operator takes two. With a bias of the layer's own one is left for both, which are summed
+  // in the type that the operator adds in.
+  if (masks.size() == 2 && options.bias())
+    masks.assign(1, added(masks[0]).to(at::promote_types(dtype, at::kFloat)).add(added(masks[1])));
   if (!masks.empty())
     options.attn_mask(masks[0].scalar_type() == at::kBool ? masks[0].logical_not() : masks[0]);
   if (masks.size() == 2) options.bias(added(masks[1]));

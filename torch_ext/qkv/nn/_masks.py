@@ -4,7 +4,6 @@ torch's layer says what to hide, the operator what may be seen, and torch adds u
 `[B * H, L, S]`. The operator takes two, a mask and a bias, each as it broadcasts, so that nothing
 of that size is made."""
 
-from functools import reduce
 from typing import Any
 
 import torch
@@ -16,11 +15,12 @@ def mask_arguments(
     key_padding_mask: Tensor | None,
     attn_mask: Tensor | None,
     attn_bias: Tensor | None,
+    dtype: torch.dtype,
     num_heads: int,
     is_batched: bool,
 ) -> dict[str, Any]:
     """attn_mask and bias of `qkv.attention`, as far as there is something to say: of what
-    `MultiheadAttention.forward` was given."""
+    `MultiheadAttention.forward` was given. dtype: the projected query's."""
     masks = []
     if attn_mask is not None:
         per_head = is_batched and attn_mask.dim() == 3
@@ -28,8 +28,7 @@ def mask_arguments(
     if key_padding_mask is not None:
         masks.append(key_padding_mask[:, None, None] if is_batched else key_padding_mask)
     if len(masks) == 2 and attn_bias is not None:  # one place is left for two: [B, 1, L, S]
-        dtypes = (x.dtype for x in (*masks, attn_bias))
-        wide = reduce(torch.promote_types, dtypes, torch.float32)  # the operator adds in no less
+        wide = torch.promote_types(dtype, torch.float32)  # what the operator adds in
         masks = [as_added(masks[0]).to(wide) + as_added(masks[1])]
     masks.sort(key=lambda mask: mask.dtype != torch.bool)  # the operator's bias must be floating
     arguments = {}

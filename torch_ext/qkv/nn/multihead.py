@@ -190,9 +190,10 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         if is_causal and not need_weights:
             masks["attn_mask"] = None  # the hint says as much
         masks["attn_bias"] = attn_bias
+        heads: dict[str, Any] = {"num_heads": self.num_heads, "is_batched": is_batched}
         if (weights := self._plain_weights(query, key, value)) is not None:
             check_dtypes(query.dtype, **masks)
-            call |= mask_arguments(**masks, num_heads=self.num_heads, is_batched=is_batched)
+            call |= mask_arguments(**masks, **heads, dtype=query.dtype)
             return _multi_head(
                 query, key, value, self.num_heads, *weights, sequence, *wanted, **call
             )
@@ -201,7 +202,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         if self.bias_k is not None or self.add_zero_attn:
             key, value = self._with_more_keys(key, value)
             masks, call = with_columns(masks, call, sizes, key)
-        call |= mask_arguments(**masks, num_heads=self.num_heads, is_batched=is_batched)
+        call |= mask_arguments(**masks, **heads, dtype=query.dtype)
         output, weights = attend((query, key, value), *wanted, call)
         return self._project_output(output.movedim(-2, sequence)), weights
 
