@@ -106,6 +106,16 @@ class Changed(nn.MultiheadAttention):
     pass
 
 
+def test_a_forward_that_others_set():
+    """As accelerate's hooks do, which call that which they have found."""
+    layer, x = nn.MultiheadAttention(32, 4).eval(), torch.randn(10, 2, 32)
+    found = layer.forward
+    layer.forward = lambda *args, **keywords: found(*args, **keywords)
+    conversion = qkv.convert(layer)
+    assert conversion.left == {"": "it has a forward of its own"} and not conversion.changed
+    assert type(layer) is nn.MultiheadAttention and not operators(lambda: layer(x, x, x))
+
+
 def test_what_is_left_is_named():
     model = nn.ModuleDict({"mine": Attention(), "sub": Changed(8, 2), "linear": nn.Linear(2, 2)})
     conversion = qkv.convert(model)

@@ -13,6 +13,8 @@ from qkv._conversion.written import calls_scripted, calls_sdpa, weighs, writes_a
 from qkv.nn.multihead import MultiheadAttention, adopt, release
 
 _ROUTED = "its scaled_dot_product_attention -> qkv.attention"
+# As accelerate's hooks make it, which keep that of the class and go on calling it.
+OWN_FORWARD = "it has a forward of its own"
 # Functions that end in torch's scaled_dot_product_attention; the second is diffusers'.
 _FUSED = {"scaled_dot_product_attention", "dispatch_attention_fn"}
 # The layers that a Conversion can undo. Their copies are converted too, but are not in here.
@@ -41,6 +43,8 @@ def convert_layer(module: nn.Module) -> Found | None:
     kind = own_class(module)
     library, name = kind.__module__.partition(".")[0], kind.__qualname__
     if kind is nn.MultiheadAttention:
+        if "forward" in vars(module):
+            return Found(OWN_FORWARD)
         adopt(cast(nn.MultiheadAttention, module))
         return _changed(module, "torch.nn.MultiheadAttention -> qkv.nn.MultiheadAttention")
     if library == "timm" and isinstance(getattr(module, "fused_attn", None), bool):

@@ -8,7 +8,7 @@ from weakref import WeakSet
 from torch import nn
 
 from qkv._classes import exchange, own_class
-from qkv._conversion.layers import Found
+from qkv._conversion.layers import OWN_FORWARD, Found
 from qkv.nn._linear import ConvertedLinear, projections
 
 # Those that a Conversion can undo. Their copies are converted too, but are not in here.
@@ -23,8 +23,8 @@ def convert_linear(module: nn.Module) -> Found | None:
             continue
         if projections() == "torch":
             return Found("torch multiplies as fast on this CPU", is_attention=False)
-        if "forward" in vars(module):  # as accelerate's hooks make it, which keep that of the class
-            return Found("it has a forward of its own", is_attention=False)
+        if "forward" in vars(module):
+            return Found(OWN_FORWARD, is_attention=False)
         if module in _converted:
             return Found("converted already", is_attention=False)
         if own_class(module) is theirs:  # and not a copy of one that was converted
