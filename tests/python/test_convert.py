@@ -116,6 +116,20 @@ def test_a_forward_that_others_set():
     assert type(layer) is nn.MultiheadAttention and not operators(lambda: layer(x, x, x))
 
 
+def test_undo_beneath_a_forward_that_others_set():
+    layer, x = nn.MultiheadAttention(32, 4).eval(), torch.randn(10, 2, 32)
+    expected = layer(x, x, x)
+    conversion = qkv.convert(layer)
+    found = layer.forward
+    layer.forward = lambda *args, **keywords: found(*args, **keywords)
+    assert operators(lambda: layer(x, x, x))
+    conversion.undo()
+    assert not operators(lambda: layer(x, x, x))
+    torch.testing.assert_close(layer(x, x, x), expected, rtol=0, atol=0)
+    with pytest.raises(NotImplementedError, match="no spans"):
+        layer(x, x, x, spans=torch.tensor([0, 1], dtype=torch.int32))
+
+
 def test_what_is_left_is_named():
     model = nn.ModuleDict({"mine": Attention(), "sub": Changed(8, 2), "linear": nn.Linear(2, 2)})
     conversion = qkv.convert(model)

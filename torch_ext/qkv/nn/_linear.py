@@ -43,3 +43,8 @@ class Linear(torch.nn.Linear):
 
 class ConvertedLinear(Linear):
     """What `qkv.convert(model, linear=True)` makes of `torch.nn.Linear`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        # Something else may have kept this method of a layer that is torch's again.
+        product = linear if isinstance(self, ConvertedLinear) else F.linear
+        return product(input, self.weight, self.bias)

@@ -165,11 +165,15 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         zeros to the longest item.
         """
         masks: dict[str, Any] = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
-        if query.device.type not in ("cpu", "meta"):
-            self._refuse_options(query.device, {"attn_bias": attn_bias, "spans": spans})
-            note_left("MultiheadAttention", query, "torch's layer")
-            return super().forward(
-                query, key, value, need_weights=need_weights,
+        # Not after `release`, if what has wrapped this method, as accelerate's hooks do, kept it.
+        is_ours = isinstance(self, MultiheadAttention)
+        if not is_ours or query.device.type not in ("cpu", "meta"):
+            others = {"attn_bias": attn_bias, "spans": spans}
+            MultiheadAttention._refuse_options(self, query.device, others)
+            if is_ours:
+                note_left("MultiheadAttention", query, "torch's layer")
+            return torch.nn.MultiheadAttention.forward(
+                self, query, key, value, need_weights=need_weights,
                 average_attn_weights=average_attn_weights, is_causal=is_causal, **masks,
             )  # fmt: skip
         wanted = (need_weights, average_attn_weights)
@@ -221,7 +225,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
 
     def _refuse_options(self, device: torch.device, others: dict[str, Any]) -> None:
         """Raises NotImplementedError for what torch's layer has not."""
-        if given := [*self._given, *(name for name, x in others.items() if x is not None)]:
+        given = [*getattr(self, "_given", ()), *(n for n, x in others.items() if x is not None)]
+        if given:
             raise NotImplementedError(
                 f"MultiheadAttention: query is on {device}, where torch's layer is used, "
                 f"which has no {' and no '.join(given)}"
