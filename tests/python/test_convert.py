@@ -396,6 +396,24 @@ def test_diffusers(processor):
     assert type(layer.processor).__name__ == processor
 
 
+def test_diffusers_processors_that_differ():
+    """AttnProcessor ignores norms and has the layer's scale, AttnProcessor2_0 the other way."""
+    processors = pytest.importorskip("diffusers.models.attention_processor")
+    layers = nn.Sequential(
+        processors.Attention(32, heads=4, dim_head=8, qk_norm="layer_norm"),
+        processors.Attention(32, heads=4, dim_head=8),
+        processors.Attention(32, heads=4, dim_head=8, scale_qk=False),
+    )
+    layers[1].scale *= 2
+    for layer in layers:
+        layer.set_processor(processors.AttnProcessor())
+    x = torch.randn(2, 7, 32)
+    expected = layers(x)
+    why = "its processor, AttnProcessor, does not call scaled_dot_product_attention"
+    assert qkv.convert(layers).left == dict.fromkeys("012", why)
+    torch.testing.assert_close(layers(x), expected, rtol=0, atol=0)
+
+
 class Doubled(nn.Module):
     def forward(self, x):
         return 2 * x

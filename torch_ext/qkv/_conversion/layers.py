@@ -87,16 +87,21 @@ def _timm(module: Any) -> Found:
 
 def _diffusers(module: Any) -> Found:
     """diffusers' processors are what a layer computes with. AttnProcessor writes out
-    softmax(q k) v; AttnProcessor2_0 is the same with scaled_dot_product_attention and the usual
-    scale, so that diffusers itself does not give it to layers with scale_qk=False."""
-    from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
+    softmax(q k) v; AttnProcessor2_0 is the same with scaled_dot_product_attention, but that it has
+    the usual scale, whatever the layer's is, and norms query and key, where a layer has norms."""
+    from diffusers.models.attention_processor import Attention, AttnProcessor, AttnProcessor2_0
 
     processor = type(module.processor)
     if not _FUSED.isdisjoint(names_in(methods_of(processor))):
         route_sdpa(module)
         return _changed(module, _ROUTED)
-    if processor is AttnProcessor and getattr(module, "scale_qk", True):
+    if processor is AttnProcessor and isinstance(module, Attention) and _is_usual(module):
         route_sdpa(module, processor=AttnProcessor2_0())
         return _changed(module, f"AttnProcessor2_0; {_ROUTED}")
     name = processor.__name__
     return Found(f"its processor, {name}, does not call scaled_dot_product_attention")
+
+
+def _is_usual(module: Any) -> bool:
+    has_norms = module.norm_q is not None or module.norm_k is not None
+    return module.scale == (module.inner_dim // module.heads) ** -0.5 and not has_norms
