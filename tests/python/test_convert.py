@@ -116,6 +116,19 @@ def test_a_forward_that_others_set():
     assert type(layer) is nn.MultiheadAttention and not operators(lambda: layer(x, x, x))
 
 
+def test_undo_within_what_wraps_the_last_projection():
+    """As peft's adapters do: nothing is left that keeps torch's encoder off its fast path."""
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).eval()
+    conversion = qkv.convert(layer)
+    projection = layer.self_attn.out_proj
+    layer.self_attn.out_proj = nn.Sequential(projection)
+    conversion.undo()
+    layer.self_attn.out_proj = projection
+    with torch.no_grad(), profile() as found:
+        layer(torch.randn(2, 5, 32))
+    assert "aten::_transformer_encoder_layer_fwd" in {x.key for x in found.key_averages()}
+
+
 def test_undo_beneath_a_forward_that_others_set():
     layer, x = nn.MultiheadAttention(32, 4).eval(), torch.randn(10, 2, 32)
     expected = layer(x, x, x)

@@ -270,9 +270,10 @@ def release(layer: torch.nn.Module) -> None:
     one of this class, it does nothing."""
     if own_class(layer) is not MultiheadAttention or "_given" in layer.__dict__:
         return
-    hooks = cast(MultiheadAttention, layer).out_proj._forward_pre_hooks
-    for number in [number for number, hook in hooks.items() if hook is _never_called]:
-        del hooks[number]
+    for part in cast(MultiheadAttention, layer).out_proj.modules():  # which peft wraps in its own
+        hooks = part._forward_pre_hooks
+        for number in [number for number, hook in hooks.items() if hook is _never_called]:
+            del hooks[number]
     exchange(layer, MultiheadAttention, torch.nn.MultiheadAttention)
 
 
