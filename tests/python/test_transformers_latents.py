@@ -415,6 +415,29 @@ def test_cache_is_what_a_dynamic_one_is(kind):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("kind", ["deepseek_v3", "deepseek_v32"])
+def test_shallow_copies_of_a_layer_go_on_alone(kind):
+    """As those of DynamicCache, which never writes to what it has."""
+    config = make(kind).config
+    found, expected = (
+        LatentCache(config).layers[0],
+        transformers.DynamicCache(config=config).layers[0],
+    )
+    steps = [(torch.randn(2, 1, 1, 16), torch.randn(2, 1, 1, 4)) for _ in range(7)]
+    pairs = [(found, expected)]
+    for turn, new in enumerate(steps):
+        if turn == 5:
+            pairs.append(tuple(copy.copy(layer) for layer in pairs[0]))
+            assert all(type(x) is type(y) for x, y in zip(*pairs, strict=True))
+        for i, layers in enumerate(pairs):
+            for layer in layers:
+                layer.update(*(x + i for x in new))
+    for found, expected in pairs:
+        assert torch.equal(found.keys, expected.keys)
+        assert torch.equal(found.values, expected.values)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("part", [
     lambda x: x[:, :, 2:], lambda x: x[:, :, ::2], lambda x: x[:1], lambda x: x[1:],
     lambda x: x[:1].expand_as(x), lambda x: x[..., :2, :],

@@ -86,6 +86,12 @@ class _Rows(_private.DynamicLayer):
         self.keys, self.values = rows[..., :size], rows[..., size:]
         return self.keys, self.values
 
+    def __copy__(self) -> "_Rows":
+        self.buffer = None  # or either would write over the rows that the other has added
+        copied = object.__new__(type(self))
+        copied.__dict__.update(vars(self))
+        return copied
+
     def _begin(self, buffer: Tensor, count: int) -> bool:
         """Whether keys and values still are its first rows, and torch allows it to change."""
         sizes = self.keys.shape[-1], self.values.shape[-1]
