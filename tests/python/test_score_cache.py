@@ -554,6 +554,15 @@ def test_integers_of_a_transform_are_not_kept():
     assert type(found) is torch.Tensor and not found.is_inference() and found.sum() == 15
 
 
+def test_numbers_of_a_function_that_is_new_to_a_mode():
+    """They are the function's own, and not read by the mode, which may know no numbers."""
+    fill = 0.25
+    score_mod = lambda s, b, h, q, k: torch.where(q < k, -INF, s * fill)  # noqa: E731
+    with torch._subclasses.FakeTensorMode():
+        found = trace(score_mod, torch.float32)
+    assert found.text == trace(score_mod, torch.float32).text and "0.25" in found.text
+
+
 def test_a_key_is_small():
     """Of what torch and Python have, no more than a name."""
     score_mod = lambda s, b, h, q, k: torch.nn.functional.silu(s) * math.pi  # noqa: E731

@@ -5,7 +5,8 @@ from __future__ import annotations
 import operator
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,14 @@ def nodes_in(x: Any) -> list[Node]:
     return found
 
 
+@contextmanager
+def outside() -> Iterator[None]:
+    """Of all that is around a call: torch.func, tracers, FakeTensorMode, autocast, no_grad."""
+    away = (torch._C._DisableFuncTorch(), torch._C._DisableAutocast(), _disable_current_modes())
+    with away[0], away[1], away[2], torch.enable_grad():
+        yield
+
+
 def record(
     function: Callable[..., Any],
     dtypes: Sequence[torch.dtype],
@@ -134,9 +143,7 @@ def record(
     place = code and (code.co_name, code.co_filename, code.co_firstlineno)
     recorder = _Recorder(place or (repr(function), "?", 0), is_known)
     recorder.here = here or recorder.here
-    # What is around the call has no part in it: torch.func, tracers, autocast, no_grad.
-    outside = (torch._C._DisableFuncTorch(), torch._C._DisableAutocast(), _disable_current_modes())
-    with outside[0], outside[1], outside[2], torch.enable_grad():
+    with outside():
         zeros = [torch.zeros((), dtype=x, device="cpu") for x in dtypes]
         arguments = [recorder.add(x, ARGUMENT) for x in zeros]
         with recorder, _StandingIn(recorder):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv._recorded import Place, record
+from qkv._recorded import Place, outside, record
 from qkv._score_function.instructions import RULES
 from qkv._score_function.keys import key_of
 from qkv._score_function.lower import LOOKUPS, Lowered, lower
@@ -64,7 +64,8 @@ def lowered(
         Refused: a ValueError; score_mod does what has no instructions. It names the operation, the
             function and its line.
     """
-    recording = record(score_mod, [floating, *[torch.int32] * 4], _IS_KNOWN, here)
-    unroll(recording)
-    program = lower(recording, floating, score_mod)
+    with outside():  # numbers that score_mod itself has are read
+        recording = record(score_mod, [floating, *[torch.int32] * 4], _IS_KNOWN, here)
+        unroll(recording)
+        program = lower(recording, floating, score_mod)
     return program, [x for x, _ in recording.captured]
