@@ -581,6 +581,24 @@ class TestCache:
             self.both(call, {n: 0 for n in tensors_of(call)})
 
 
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("dim", [0, 1, 3])
+@pytest.mark.parametrize("others", [False, True])
+def test_a_cache_of_latents(number, dim, others):
+    """Of which the values are a part: copies of both would not be. others: batched as well."""
+    call = samples.calls("latent_attention_with_kvcache")[number]
+    batches = {n: batch_of(n, call[n]) for n in (tensors_of(call) if others else ("cache",))}
+    twin = batches["cache"].clone()
+    dims = {n: 0 for n in batches} | {"cache": dim}
+    given = batches | {"cache": batches["cache"].movedim(0, dim).contiguous()}
+    f = lambda some: torch.ops.qkv.latent_attention_with_kvcache(**(call | some))  # noqa: E731
+    found = torch.func.vmap(f, (dims,))(given)
+    alone = [f({n: x[i] for n, x in batches.items()} | {"cache": twin[i]}) for i in range(SIZE)]
+    for x, y in zip(found, zip(*alone, strict=True), strict=True):
+        close(x, torch.stack(y))
+    close(given["cache"].movedim(dim, 0), twin)
+
+
 @pytest.mark.parametrize("inputs", [1, 2])
 @pytest.mark.parametrize("dims", [(None, 0), (0, None), (0, 0)])
 def test_layers(inputs, dims):

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
 
 from qkv._vmap import programs
 from qkv._vmap.samples import Samples, refuse_int8
@@ -26,9 +27,12 @@ class Pool:
         self.is_batched = any(map(samples.is_batched, names))
         self.tensors: dict[str, Tensor] = {}
         self._copied: list[str] = []
-        for name in names:
+        key, value = names
+        for name in (key,) if _begins_rows(samples, value, key) else names:
             pool = self._one_after_the_other(name) if self.is_batched else samples.values[name]
             self.tensors[name] = pool
+        if value not in self.tensors:
+            self.tensors[value] = _begin_of(self.tensors[key], samples, value)
         self.index = index
         if index is not None and self.is_batched:
             self.index = self._in_all_pools(index)
@@ -57,6 +61,30 @@ class Pool:
             pools.copy_(self.tensors[name].view(pools.shape))
 
 
+def _bare(tensor: Tensor) -> Tensor:
+    """As it lies in memory, with the samples of each level in front."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        dim, tensor = _functorch.maybe_get_bdim(tensor), _functorch.get_unwrapped(tensor)
+        tensor = tensor.movedim(max(dim, 0), 0)
+    return tensor
+
+
+def _begins_rows(samples: Samples, part: str, whole: str) -> bool:
+    """Whether the rows of `part` are the first numbers of those of `whole`, in the same memory, as
+    the values of latent attention are. Copies of the two would not be."""
+    one, all_ = (_bare(samples.each(name)) for name in (part, whole))
+    # torch writes any stride where there is one step or none.
+    places = [
+        ([(n, s) for n, s in zip(x.shape, x.stride(), strict=True) if n > 1], x.storage_offset())
+        for x in (one, all_[..., : one.size(-1)])
+    ]
+    return places[0] == places[1] and torch._C._is_alias_of(one, all_)
+
+
+def _begin_of(whole: Tensor, samples: Samples, part: str) -> Tensor:
+    return whole.narrow(-1, 0, samples.each(part).size(-1))
+
+
 def rule(op: Any, samples: Samples, options: dict[str, Any]):
     refuse_int8(samples, "attention_with_kvcache")
     given = samples.values.keys()
@@ -70,6 +98,8 @@ def rule(op: Any, samples: Samples, options: dict[str, Any]):
     place = "block_table" if "block_table" in given else "cache_batch_idx"
     pool = Pool(samples, _CACHES, samples.each(place) if place in given else None)
     tensors = {name: samples.rows(name) for name in _ROWS if name in given}
+    if "value" in given and _begins_rows(samples, "value", "key"):
+        tensors["value"] = _begin_of(tensors["key"], samples, "value")
     tables = {name: samples.values[name] for name in _ROTARY if name in given}
     if "key" in given and any(map(samples.is_batched, _ROTARY)):
         try:
