@@ -252,6 +252,8 @@ WRONG = {
         {"score_program": TEXT},
     r"attention: score_tables has the shape \[7\], but score_program reads 28 elements":
         {"score_program": TEXT, "score_tables": torch.zeros(7)},
+    r"attention: score_tables has the shape \[32\], but score_program reads 28 elements":
+        {"score_program": TEXT, "score_tables": torch.zeros(32)},
     r"attention: score_tables has the shape \[3, 28\], but one row is expected, or R for R equal "
     "parts of the 2 batch items": {"score_program": TEXT, "score_tables": torch.zeros(3, 28)},
     "attention: score_tables is float64, but float32 is expected":

@@ -30,8 +30,8 @@ void check_tables(const Call& call, Argument argument, int64_t elements, const T
   }
   const int64_t dims = call[argument].dim();
   expect_shape<T>(dims == 1 || dims == 2, call, argument, ", but [N] or [R, N] is expected");
-  expect_shape<T>(must_be(is_above(size_from_right<T>(call[argument], 0), T(elements - 1))), call,
-                  argument, ", but score_program reads ", elements, " elements of each row");
+  expect_shape<T>(are_equal<T>(size_from_right<T>(call[argument], 0), T(elements)), call, argument,
+                  ", but score_program reads ", elements, " elements of each row");
   if (dims == 1) return;
   const T rows = size_from_right<T>(call[argument], 1);
   expect_shape<T>(is_one(rows) || divides(rows, items), call, argument,
