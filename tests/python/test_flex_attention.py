@@ -620,3 +620,18 @@ def test_a_window_in_a_graph_for_any_size():
     )
     x = query[..., :5, :], key[..., :9, :], value[..., :9, :]
     torch.testing.assert_close(graph(*x), call(*x))
+
+
+@pytest.mark.parametrize("mode", ["real", "symbolic"])
+def test_recorded_with_a_table(mode):
+    """Its sizes stay those that it had, and others are refused: looked up by the old ones they
+    would be wrong numbers."""
+
+    def call(x, table):
+        return qkv.flex_attention(x, x, x, lambda s, b, h, i, j: s + table[h, j])
+
+    x, table = torch.randn(2, 3, 4, 8), torch.randn(3, 4)
+    graph = make_fx(call, tracing_mode=mode)(x, table)
+    assert torch.equal(graph(x, table), call(x, table))
+    with pytest.raises(RuntimeError, match=r"score_tables has the shape \[18\], but .* reads 12"):
+        graph(x, torch.randn(3, 6))

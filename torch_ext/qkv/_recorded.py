@@ -189,7 +189,8 @@ class _Recorder(TorchDispatchMode):
         """Of a tensor that the function meets: one that is not known is captured."""
         if id(x) not in self.known:
             with torch._C._DisableTorchDispatch():
-                like = torch.zeros((), dtype=x.dtype, device="cpu").expand(x.shape)
+                sizes = [int(n) for n in x.shape]  # tables have those that they have now
+                like = torch.zeros((), dtype=x.dtype, device="cpu").expand(sizes)
             self.known[id(x)] = self.add(like, CAPTURED)
             self.captured.append((x, self.known[id(x)]))
         return self.known[id(x)]
