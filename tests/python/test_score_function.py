@@ -203,10 +203,10 @@ def test_refusals_name_the_operation_and_the_line(words):
     assert __file__ in str(error.value) and f"line {line}" in str(error.value)
 
 
-@pytest.mark.parametrize("divisor", [0.1, -0.1, float("inf")])
-@pytest.mark.parametrize("f", [torch.floor_divide, torch.remainder])
+@pytest.mark.parametrize("divisor", [0.1, -0.1, float("inf"), -float("inf"), -1e20])
+@pytest.mark.parametrize("f", [torch.floor_divide, torch.remainder, torch.fmod])
 def test_quotients_that_a_division_rounds(f, divisor):
-    """1 / 0.1 is 10 in float64, and 0.1 is more than a tenth of 1."""
+    """1 / 0.1 is 10 in float64, and 0.1 is more than a tenth of 1; 1 - 1e20 is -1e20."""
     query = torch.tensor([1.0, 3.0, 0.5], dtype=torch.float64).view(1, 1, 3, 1)
     key = torch.ones(1, 1, 3, 1, dtype=torch.float64)
     _, lse = qkv.flex_attention(

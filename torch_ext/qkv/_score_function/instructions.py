@@ -114,7 +114,9 @@ def _is_cut(p: Instructions, a: Register, b: Register) -> Register:
 def _fmod(p: Instructions, kind: str, a: Any, b: Any) -> Register:
     a, b = p.of(a, kind), p.of(b, kind)
     rest = p("rem", a, b)
-    return p("where", _is_cut(p, a, b), p("sub", rest, b), rest)
+    # Of floating numbers rest - b has lost the digits of an a that is small beside b.
+    cut = p("sub", rest, b) if kind == "i" else p("neg", p("rem", p("neg", a), b))
+    return p("where", _is_cut(p, a, b), cut, rest)
 
 
 def _rounded(of: Callable[[Instructions, Register], Register]) -> Rule:
