@@ -48,6 +48,9 @@ FUNCTIONS = {
         s + BIAS.unbind(0)[1][h, q, k] + TABLE.max(-1).values[h] + TABLE.split(2)[-1][0, q]
     ),
     "ellipsis": lambda s, b, h, q, k: s + BIAS[..., q, k][b, h] + BIAS[b, ..., k][h, q],
+    "slices": lambda s, b, h, q, k: (
+        s + TABLE[:2, q].sum() + TABLE[h, 1::2][k // 2] + BIAS[..., None, h, q, 1:][b, 0, k // 2]
+    ),
     "clamped window": lambda s, b, h, q, k: s + TABLE[h, torch.clamp(q - k + 2, 0, 4)],
     "all dimensions": lambda s, b, h, q, k: s + HALF[q] + HALF[k] + SLOPES[h],
     "indirect": lambda s, b, h, q, k: s + HALF[IDS[q]],
@@ -173,7 +176,7 @@ REFUSED = {
     "add.out writes into a tensor, in": lambda s, *_: torch.add(s, 1, out=torch.empty(())),
     "detach_ changes a tensor": lambda s, b, h, q, k: s + (TABLE * 1).detach_()[h, q],
     "gives a bool of a tensor": lambda s, b, h, q, k: s + TABLE.is_same_size(BIAS),
-    "_dense.default reads": lambda s, b, h, q, k: s + TABLE[h, 1:][q],
+    "_dense.default reads": lambda s, b, h, q, k: s + TABLE[h, q:][k],
     "is captured": lambda s, b, h, q, k: s + BIAS.mul_(2)[b, h, q, k],
     "aten.erf": lambda s, b, h, q, k: torch.erf(s),
     "shape \\[33\\]": lambda s, b, h, q, k: s + LONG[q].sum(),

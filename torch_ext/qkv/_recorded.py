@@ -293,7 +293,7 @@ class _StandingIn(TorchFunctionMode):
                 return func(*args)
         args, kwargs = replaced((args, kwargs or {}), self._stand_in, Tensor)
         indices = _indices(*args) if func is Tensor.__getitem__ else None
-        return func(*args, **kwargs) if indices is None else torch.ops.aten.index(args[0], indices)
+        return func(*args, **kwargs) if indices is None else torch.ops.aten.index(*indices)
 
     def _stand_in(self, x: Tensor) -> Tensor:
         known = self.recorder.known.get(id(x))
@@ -301,22 +301,24 @@ class _StandingIn(TorchFunctionMode):
         return x if is_own else self.recorder.node_of(x).like
 
 
-def _indices(table: Tensor, index: Any) -> list[Tensor | None] | None:
-    """`aten.index`'s of `table[index]` where a tensor without dimensions is among them, which
-    Python would read; None where it is left to torch."""
+def _indices(table: Tensor, index: Any) -> tuple[Tensor, list[Tensor | None]] | None:
+    """The arguments of `aten.index` for `table[index]` where a tensor without dimensions is among
+    them, which Python would read; None where it is left to torch."""
     items = list(index) if isinstance(index, tuple) else [index]
     if not any(isinstance(x, Tensor) and not x.dim() and x.dtype in _INDEX for x in items):
         return None
+    for n in [n for n, x in enumerate(items) if x is Ellipsis]:
+        left = table.dim() + 1 - sum(x is not None for x in items)
+        items[n : n + 1] = [slice(None)] * left
     found: list[Tensor | None] = []
-    for x in items:
-        if x is Ellipsis:
-            found += [None] * (table.dim() - len(items) + 1)
-        elif isinstance(x, Tensor):
-            found.append(x)
-        elif type(x) is int:
-            found.append(torch.tensor(x))
-        elif x == slice(None):
+    for n, x in enumerate(items):
+        if isinstance(x, Tensor) or type(x) is int:
+            found.append(x if isinstance(x, Tensor) else torch.tensor(x))
+            items[n] = slice(None)
+        elif x is None or isinstance(x, slice):
             found.append(None)
         else:
             return None
-    return found
+    # Slices and new dimensions come first, and then what is looked up in the table that is left.
+    is_whole = all(x == slice(None) for x in items)
+    return table if is_whole else table[tuple(items)], found
