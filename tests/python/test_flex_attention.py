@@ -635,3 +635,10 @@ def test_recorded_with_a_table(mode):
     assert torch.equal(graph(x, table), call(x, table))
     with pytest.raises(RuntimeError, match=r"score_tables has the shape \[18\], but .* reads 12"):
         graph(x, torch.randn(3, 6))
+
+
+def test_a_cap_too_small_for_the_option_is_a_program():
+    """1 / 1e-42 is infinite in float32, which `softcap` refuses; tanh of infinity is 1."""
+    query, key, value = torch.randn(3, 1, 2, 5, 8)
+    found = qkv.flex_attention(query, key, value, lambda s, *_: 1e-42 * torch.tanh(s / 1e-42))
+    torch.testing.assert_close(found, value.mean(-2, keepdim=True).expand_as(found))

@@ -168,7 +168,8 @@ class _Reader:
             if self.lines[of][0] != "tanh" or self.lines[inner[0]][0] != "div":
                 continue
             score, divisor = operands(self.lines[inner[0]])
-            is_number = self.lines[cap][0] == "float" and float(self.lines[cap][1]) > 0
+            # Beyond these it is no softcap, and the function computes what torch's would.
+            is_number = self.lines[cap][0] == "float" and 1e-38 < float(self.lines[cap][1]) < 1e38
             if is_number and divisor == cap and self.lines[score] == ("score",):
                 return float(self.lines[cap][1])
         return None
