@@ -211,6 +211,14 @@ def onednn():
 
 
 @pytest.fixture
+def few_rows():
+    """The core library multiplies few rows, on any CPU, and torch all else."""
+    torch.ops.qkv._set_projections("qkv")
+    yield
+    torch.ops.qkv._set_projections(None)
+
+
+@pytest.fixture
 def no_isa_asked_for(monkeypatch):
     """Removes QKV_ISA from the environment, for tests whose processes ask for instruction sets
     themselves."""

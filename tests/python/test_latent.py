@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 import torch._dynamo.testing
-from common import COMPILERS, INF, assert_example_runs, dtypes_of
+from common import COMPILERS, INF, assert_example_runs, dtypes_of, products
 from latent import DV, NAMES, H, L, S, in_rows, make, torchs, truth
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -82,6 +82,21 @@ class TestAgainstTheFormula:
         )
         for n, tensors in enumerate(zip(found, expected, theirs, strict=True)):
             testing.assert_as_accurate(*tensors, times=2 if n == 1 else 1.5)
+
+    @pytest.mark.usefixtures("few_rows", "isa")
+    @pytest.mark.parametrize("lead, L", [((), 1), ((2,), 1), ((2, 2), 2)])
+    @dtypes_of("f32", "bf16", "f16")
+    def test_few_rows(self, dtype, lead, L):
+        """Where nobody can ask for a derivative, the core library multiplies them by the weights,
+        which are parts of one, as in models."""
+        call = make(lead, H=4, L=L, S=50, N=32, R=16, C=64, Dv=48, dtype=dtype)
+        parts = torch.cat([call["key_weight"], call["value_weight"]], 1).split([32, 48], 1)
+        call |= dict(zip(("key_weight", "value_weight"), parts, strict=True))
+        with torch.no_grad():
+            found = attend(call, absorb=True)
+            assert not products(lambda: attend(call, absorb=True), "aten::bmm")
+        assert products(lambda: attend(call, absorb=True), "aten::bmm") == 2
+        testing.assert_as_accurate(found[0], truth(call)[0], torchs(call)[0], times=1.5)
 
     @both_ways
     @every_option

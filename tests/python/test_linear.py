@@ -7,10 +7,11 @@ from typing import ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
-from common import products
+from common import COMPILERS, products
 from torch.func import functional_call, grad, jvp, vmap
 
 import qkv
+from qkv.nn import _linear
 from qkv.nn._linear import linear, projections
 
 
@@ -21,14 +22,6 @@ def chosen(request):
         pytest.skip("torch was built without oneDNN")
     torch.ops.qkv._set_projections(request.param)
     yield projections()
-    torch.ops.qkv._set_projections(None)
-
-
-@pytest.fixture
-def few_rows():
-    """The core library multiplies what it can."""
-    torch.ops.qkv._set_projections("qkv")
-    yield
     torch.ops.qkv._set_projections(None)
 
 
@@ -193,6 +186,69 @@ def test_empty_and_wrong_inputs_are_torchs(chosen):
         with pytest.raises(RuntimeError) as ours:
             linear(x, weight, bias)
         assert str(ours.value) == str(torchs.value)
+
+
+@pytest.fixture
+def compiled_products(monkeypatch, chosen, nothing_compiled):
+    """Whoever multiplies, compiled programs ask when they run, as on CPUs where it is not torch."""
+    monkeypatch.setattr(_linear, "_IS_TORCHS", False)
+    return chosen
+
+
+@pytest.mark.parametrize("backend", COMPILERS)
+def test_compiled(compiled_products, backend):
+    """Of sizes that are not known yet; both ways a weight may lie, and gradients of all."""
+    weight, bias = drawn(32, 16, seed=1).requires_grad_(), drawn(32, seed=2).requires_grad_()
+    both = torch.compile(
+        lambda x: linear(linear(x, weight, bias).tanh(), weight.t(), None),
+        backend=backend, fullgraph=True, dynamic=True,
+    )  # fmt: skip
+    for rows in (1, 3, 1100):
+        x = drawn(2, rows, 16).requires_grad_()
+        inputs = (x, weight, bias)
+        expected = F.linear(F.linear(x, weight, bias).tanh(), weight.t())
+        torch.testing.assert_close(both(x), expected)
+        found = torch.autograd.grad(both(x).square().sum(), inputs)
+        theirs = torch.autograd.grad(expected.square().sum(), inputs)
+        torch.testing.assert_close(found, theirs, rtol=1e-4, atol=1e-3)
+    with torch.no_grad():
+        counts = [products(lambda: both(drawn(1, n, 16)), name) for n in (1, 20) for name in NAMES]
+    assert counts == {"torch": [0, 2, 0, 2], "oneDNN": [2, 0, 2, 0], "qkv": [0, 0, 0, 2]}[
+        compiled_products
+    ]
+
+
+NAMES = ("mkldnn::_linear_pointwise", "aten::linear")
+
+
+def test_compiled_transforms_go_through_torch(compiled_products):
+    x, weight, bias = drawn(3, 16), drawn(32, 16, seed=1), drawn(32, seed=2)
+    for call in (
+        lambda f: vmap(lambda x: f(x[None], weight, bias))(x),
+        lambda f: grad(lambda x: f(x, weight, bias).square().sum())(x),
+        lambda f: jvp(lambda w: f(x, w, bias), (weight,), (weight.cos(),))[1],
+    ):
+        ours = torch.compile(lambda call=call: call(linear), backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(ours(), call(F.linear))
+    cast = torch.compile(lambda: linear(x, weight, bias), backend="aot_eager", fullgraph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert cast().dtype == torch.bfloat16
+
+
+def test_the_recorded_operator(compiled_products):
+    x, weight, bias = (
+        drawn(*s, seed=i).requires_grad_() for i, s in enumerate([(4, 16), (32, 16), (32,)])
+    )
+    torch.library.opcheck(torch.ops.qkv._product.default, (x, weight, bias))
+    torch.library.opcheck(torch.ops.qkv._product.default, (x, weight.detach()))
+
+
+def test_what_is_exported_is_torchs(compiled_products):
+    layer = _linear.ConvertedLinear(16, 32)
+    program = torch.export.export(layer, (drawn(3, 16),))
+    assert [n.target for n in program.graph.nodes if n.op == "call_function"] == [
+        torch.ops.aten.linear.default
+    ]
 
 
 class Watching(torch.Tensor):

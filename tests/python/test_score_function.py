@@ -218,6 +218,15 @@ def test_quotients_that_a_division_rounds(f, divisor):
     torch.testing.assert_close(lse, f(query @ key.mT, divisor).logsumexp(-1))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_no_int32_is_the_smallest_one(dtype):
+    scores = torch.tensor([3e9, -5e9, 2.0**31, -(2.0**31), float("nan"), 2.0**31 - 129, -7.9])
+    query = scores.to(dtype).view(1, 1, -1, 1)
+    one = torch.ones_like(query[:, :, :1])
+    found = qkv.flex_attention(query, one, one, lambda s, *_: s.int() * 1.0, return_lse=True)[1]
+    assert torch.equal(found.flatten(), scores.int().to(found.dtype))
+
+
 def test_numbers_beyond_int32_are_an_error_by_name():
     far = torch.tensor([0, 2**31])
     with pytest.raises(ValueError, match="'far' has 2147483648"):

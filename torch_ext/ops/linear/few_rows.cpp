@@ -32,10 +32,11 @@ RowProduct product_of(const Tensor& input, const Tensor& matrix) {
 bool are_few_rows(const Tensor& input, const Tensor& matrix) {
   const WhoMultiplies& who = who_multiplies();
   const at::ScalarType dtype = input.scalar_type();
-  const int64_t most = dtype == at::kDouble  ? 0
-                       : dtype == at::kFloat ? who.float_rows
-                                             : who.half_rows;
-  if (most == 0 || !dtype_of(dtype)) return false;
+  const int64_t most = dtype == at::kFloat      ? who.f32_rows
+                       : dtype == at::kBFloat16 ? who.bf16_rows
+                       : dtype == at::kHalf     ? who.f16_rows
+                                                : 0;
+  if (most == 0) return false;
   const RowProduct p = product_of(input, matrix);
   return p.rows <= most && multiplies_rows(p);
 }

@@ -61,8 +61,17 @@ Tensor product(const Tensor& input, const Tensor& weight, const OptionalTensor& 
   return onednn().call(input, weight, packed, "none", Scalars(), "");
 }
 
+// A product, as `projected` has it, or one that is the gradient of a weight.
 Tensor multiplied(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
-                  int64_t least);
+                  bool is_gradient);
+// The same as one operator of a graph.
+Tensor recorded(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
+                bool is_gradient) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("qkv::_product", "")
+                             .typed<decltype(recorded)>();
+  return op.call(input, weight, bias, is_gradient);
+}
 
 // The gradient of a weight [N, K] by the output's gradient, rows [M, N], and the input [M, K]. It
 // is made transposed where N > K, because oneDNN is faster with a result of fewer rows than
@@ -70,14 +79,15 @@ Tensor multiplied(const Tensor& input, const Tensor& weight, const OptionalTenso
 // Of few rows, putting the result back takes longer than that saves.
 Tensor weight_gradient(const Tensor& rows, const Tensor& input) {
   constexpr int64_t kManyRows = 1024;
-  const int64_t least_weight = who_multiplies().weights;
-  if (rows.size(1) <= input.size(1) || rows.size(0) < kManyRows || least_weight == kNever)
-    return multiplied(rows.t(), input.t(), std::nullopt, least_weight);
-  return multiplied(input.t(), rows.t(), std::nullopt, least_weight).t().contiguous();
+  if (rows.size(1) <= input.size(1) || rows.size(0) < kManyRows ||
+      who_multiplies().weights == kNever)
+    return multiplied(rows.t(), input.t(), std::nullopt, true);
+  return multiplied(input.t(), rows.t(), std::nullopt, true).t().contiguous();
 }
 
-// Its gradients are products, which are differentiable in turn.
-struct Linear : torch::autograd::Function<Linear> {
+// Its gradients are products, which are differentiable in turn. In a graph all are recorded.
+template <bool kInGraph>
+struct Linear : torch::autograd::Function<Linear<kInGraph>> {
   static constexpr bool is_traceable = true;  // by compiled autograd
 
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& input,
@@ -87,7 +97,9 @@ struct Linear : torch::autograd::Function<Linear> {
     context->save_for_backward(
         {weight.requires_grad() ? input : Tensor(), input.requires_grad() ? weight : Tensor()});
     context->saved_data["has_bias"] = bias.has_value();
-    return product(input, weight, bias);
+    if (!kInGraph) return product(input, weight, bias);
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return recorded(input, weight, bias, false);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -97,8 +109,13 @@ struct Linear : torch::autograd::Function<Linear> {
     torch::autograd::variable_list results(3);
     if (!grad.defined()) return results;
     const Tensor rows = grad.flatten(0, -2);
-    if (context->needs_input_grad(0)) results[0] = projected(grad, weight.t(), std::nullopt);
-    if (context->needs_input_grad(1)) results[1] = weight_gradient(rows, input.flatten(0, -2));
+    if (context->needs_input_grad(0))
+      results[0] = (kInGraph ? recorded : multiplied)(grad, weight.t(), std::nullopt, false);
+    if (context->needs_input_grad(1)) {
+      const Tensor columns = input.flatten(0, -2);
+      results[1] = kInGraph ? recorded(rows.t(), columns.t(), std::nullopt, true)
+                            : weight_gradient(rows, columns);
+    }
     const bool has_bias = context->saved_data["has_bias"].toBool();
     if (has_bias && context->needs_input_grad(2)) results[2] = rows.sum(0);
     return results;
@@ -106,25 +123,47 @@ struct Linear : torch::autograd::Function<Linear> {
 };
 
 Tensor multiplied(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
-                  int64_t least) {
+                  bool is_gradient) {
   const OneThreadAfterFork one_thread;
+  const WhoMultiplies& who = who_multiplies();
   if (!fit(input, weight, bias) ||
-      (!are_few_rows(input, weight) && !fits_onednn(input, weight, least)))
+      (!are_few_rows(input, weight) &&
+       !fits_onednn(input, weight, is_gradient ? who.weights : who.outputs)))
     return at::linear(input, weight, bias);
   if (!at::GradMode::is_enabled()) return product(input, weight, bias);
-  return Linear::apply(input, weight, bias);
+  return Linear<false>::apply(input, weight, bias);
+}
+
+// Kernels of the recorded operator.
+Tensor by_torch(const Tensor& input, const Tensor& weight, const OptionalTensor& bias, bool) {
+  return at::linear(input, weight, bias);
+}
+Tensor differentiable(const Tensor& input, const Tensor& weight, const OptionalTensor& bias, bool) {
+  for (const Tensor& x : {input, weight, bias.value_or(Tensor())})  // forward mode and torch.func
+    if (x.defined() && (x._fw_grad(0).defined() ||
+                        x.key_set().has(c10::DispatchKey::FuncTorchGradWrapper)))
+      return at::linear(input, weight, bias);
+  return Linear<true>::apply(input, weight, bias);
 }
 
 }  // namespace
 
 Tensor projected(const Tensor& input, const Tensor& weight, const OptionalTensor& bias) {
-  return multiplied(input, weight, bias, who_multiplies().outputs);
+  return multiplied(input, weight, bias, false);
 }
 
 TORCH_LIBRARY_FRAGMENT(qkv, m) {
   m.def("_linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor");
   m.impl("_linear",
          torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(projected)));
+  // For programs that are compiled: who multiplies is decided when they run, by sizes that may not
+  // be known before.
+  m.def("_product(Tensor input, Tensor weight, Tensor? bias=None, bool is_gradient=False) -> Tensor");
+  m.impl("_product", torch::dispatch(c10::DispatchKey::CPU, TORCH_FN(multiplied)));
+  m.impl("_product", torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable)));
+  for (const auto key : {c10::DispatchKey::Meta, c10::DispatchKey::AutocastCPU,
+                         c10::DispatchKey::FuncTorchBatched})
+    m.impl("_product", torch::dispatch(key, TORCH_FN(by_torch)));
 }
 
 }  // namespace qkv::ops

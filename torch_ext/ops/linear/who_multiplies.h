@@ -14,8 +14,8 @@ struct WhoMultiplies {
   // by [K, N], with the weight laid out either way, which is an output or the gradient of an input;
   // and the gradient of a weight, of which it copies both factors first.
   int64_t outputs = kNever, weights = kNever;
-  // The most rows that the core library multiplies, of float32 and of half precision.
-  int64_t float_rows = 0, half_rows = 0;
+  // The most rows that the core library multiplies, of each dtype; none of float64.
+  int64_t f32_rows = 0, bf16_rows = 0, f16_rows = 0;
 };
 
 // What was measured on this CPU (who_multiplies.cpp), never a measurement at run time, so that the

@@ -77,8 +77,9 @@ def convert(model: nn.Module, *, linear: bool = False) -> Conversion:
     Args:
         model: any module; one of the above itself, too.
         linear: also has its layers of exactly `torch.nn.Linear`, and transformers' Conv1D, multiply
-            float32 by oneDNN, on CPUs where that was measured to be faster than MKL
-            (docs/layers.md#who-multiplies). On others they are left.
+            float32 by oneDNN, and few rows, as in decoding, by the kernels of this library, on CPUs
+            where that was measured to be faster (docs/layers.md#who-multiplies). On others they
+            are left.
 
     Returns:
         What was changed, what was left and why, and `undo()`. Any other layer whose class is called

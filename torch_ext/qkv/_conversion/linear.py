@@ -1,4 +1,4 @@
-"""Linear layers, multiplied by the faster of torch's two libraries."""
+"""Linear layers, multiplied by whoever makes that fastest."""
 
 import functools
 import sys

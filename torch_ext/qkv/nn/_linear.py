@@ -5,16 +5,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _linear = torch.ops.qkv._linear.default
+_product = torch.ops.qkv._product.default
 _PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`torch.nn.functional.linear`, by whichever of torch's two libraries is faster for float32 on
-    this CPU: MKL, or oneDNN (`projections`). x is `[..., K]`, weight `[N, K]`, bias `[N]`.
+    """`torch.nn.functional.linear`, by whoever is fastest on this CPU: torch's libraries, MKL or
+    oneDNN, or for few rows the kernels of this library. x is `[..., K]`, weight `[N, K]`, bias
+    `[N]`.
 
-    What is compiled, traced or a subclass of Tensor stays torch's."""
+    What is compiled decides when it runs. What is exported, traced or a subclass of Tensor stays
+    torch's."""
     if is_plain(x, weight, bias) and not torch._C._is_tracing():
         return _linear(x, weight, bias)
+    is_compiled = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    if is_compiled and not _IS_TORCHS and {type(x), type(weight), type(bias)} <= _PLAIN:
+        return _product(x, weight, bias)
     return F.linear(x, weight, bias)
 
 
@@ -25,9 +31,13 @@ def is_plain(*tensors: Tensor | None) -> bool:
 
 
 def projections() -> str:
-    """Who multiplies in `linear`: "oneDNN" on CPUs where that was measured to be faster, "torch",
-    which is F.linear, elsewhere. For the `repr` of layers."""
+    """Who multiplies in `linear` beside F.linear: "oneDNN", "qkv", or both with " and " between
+    them, on CPUs where they were measured to be faster; "torch" elsewhere. For the `repr` of
+    layers."""
     return torch.ops.qkv._projections()
+
+
+_IS_TORCHS = projections() == "torch"
 
 
 class Linear(torch.nn.Linear):
