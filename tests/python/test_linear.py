@@ -213,9 +213,10 @@ def test_compiled(compiled_products, backend):
         torch.testing.assert_close(found, theirs, rtol=1e-4, atol=1e-3)
     with torch.no_grad():
         counts = [products(lambda: both(drawn(1, n, 16)), name) for n in (1, 20) for name in NAMES]
-    assert counts == {"torch": [0, 2, 0, 2], "oneDNN": [2, 0, 2, 0], "qkv": [0, 0, 0, 2]}[
-        compiled_products
-    ]
+    assert (
+        counts
+        == {"torch": [0, 2, 0, 2], "oneDNN": [2, 0, 2, 0], "qkv": [0, 0, 0, 2]}[compiled_products]
+    )
 
 
 NAMES = ("mkldnn::_linear_pointwise", "aten::linear")

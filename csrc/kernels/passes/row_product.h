@@ -28,7 +28,13 @@ class RowProductKernel {
 
   void run() {
     std::fill_n(sums_, p_.rows * columns_, T(0));
-    along_depth(p_) ? add_scores() : add_values();
+    if (!along_depth(p_)) {
+      add_values();
+    } else if (p_.rows == 1) {
+      dot_row();
+    } else {
+      add_scores();
+    }
     write();
   }
 
@@ -61,6 +67,34 @@ class RowProductKernel {
     for (int64_t i = 0; i < count + kFewPad; ++i)
       places_[0][i] = first + (begin + std::min(i, count - 1)) * step;
     return {places_[0], count};
+  }
+
+  // A row of the matrix after the other, from its beginning to its end: so the CPU fetches by
+  // itself what comes next. By add_scores one row of input took 1.3 to 1.7 times as long where the
+  // matrix comes from memory (two cores of a Zen 5); of several, the multiplications take longer.
+  void dot_row() {
+    constexpr int W = kLanes<T>, N = 4;
+    gather_row(input_[0], input_.col, p_.depth, packed_);
+    for (int64_t n = 0; n < columns_; n += W) {
+      Vec<T> part[W];
+      for (int j = 0; j < W; ++j) {
+        const E* const row = matrix_ + std::min(n + j, columns_ - 1) * p_.matrix.strides.row;
+        Vec<T> sum[N] = {};
+        const auto add = [&](int64_t k, Vec<T>& to) QKV_INLINE_LAMBDA {
+          to = multiply_add<T>(load_wide(row + k), load(packed_ + k), to);
+        };
+        int64_t k = 0;
+        for (; k + N * W <= p_.depth; k += N * W) {
+          QKV_UNROLL
+          for (int i = 0; i < N; ++i) add(k + i * W, sum[i]);
+        }
+        for (; k < p_.depth; k += W) add(k, sum[0]);
+        part[j] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+      }
+      T numbers[W];
+      store(numbers, sum_lanes<T>(part));
+      std::copy_n(numbers, std::min<int64_t>(W, columns_ - n), sums_ + n);
+    }
   }
 
   void add_scores() {

@@ -132,8 +132,7 @@ void convert(program::Type to_type, program::Type from, const StepSize& size, co
     each_vector<T, true>(size, to, a, a, a, QKV_VECTORS(V p, V, V) { return -p; });
   else
     each_vector<T, false>(
-        size, to, a, a, a,
-        QKV_VECTORS(Vec<T> p, Vec<T>, Vec<T>) {
+        size, to, a, a, a, QKV_VECTORS(Vec<T> p, Vec<T>, Vec<T>) {
           // What is no number of 32 bits, or none at all, is the smallest one, as in torch.
           const auto fits = max<T>(p, -p) < splat(T(0x1p31));
           return fits ? __builtin_convertvector(p, V) : V{} + IntLane<T>(INT32_MIN);

@@ -128,7 +128,8 @@ std::pair<at::Tensor, at::Tensor> expanded(const Call& call, const at::Tensor& l
                                            const at::Tensor& rope_keys) {
   const auto project = [&, shared = latents.squeeze(-3)](Argument argument) {
     const at::Tensor& weight = call[argument];
-    if (weight.scalar_type() != at::kFloat) return at::einsum("...sc,hnc->...hsn", {shared, weight});
+    if (weight.scalar_type() != at::kFloat)
+      return at::einsum("...sc,hnc->...hsn", {shared, weight});
     // As a layer's projection, it is oneDNN's where that is faster than torch's product.
     return projected(shared, weight.flatten(0, 1), std::nullopt)
         .unflatten_symint(-1, weight.sym_sizes().slice(0, 2))

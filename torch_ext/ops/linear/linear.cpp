@@ -140,8 +140,8 @@ Tensor by_torch(const Tensor& input, const Tensor& weight, const OptionalTensor&
 }
 Tensor differentiable(const Tensor& input, const Tensor& weight, const OptionalTensor& bias, bool) {
   for (const Tensor& x : {input, weight, bias.value_or(Tensor())})  // forward mode and torch.func
-    if (x.defined() && (x._fw_grad(0).defined() ||
-                        x.key_set().has(c10::DispatchKey::FuncTorchGradWrapper)))
+    if (x.defined() &&
+        (x._fw_grad(0).defined() || x.key_set().has(c10::DispatchKey::FuncTorchGradWrapper)))
       return at::linear(input, weight, bias);
   return Linear<true>::apply(input, weight, bias);
 }
@@ -158,11 +158,12 @@ TORCH_LIBRARY_FRAGMENT(qkv, m) {
          torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(projected)));
   // For programs that are compiled: who multiplies is decided when they run, by sizes that may not
   // be known before.
-  m.def("_product(Tensor input, Tensor weight, Tensor? bias=None, bool is_gradient=False) -> Tensor");
+  m.def(
+      "_product(Tensor input, Tensor weight, Tensor? bias=None, bool is_gradient=False) -> Tensor");
   m.impl("_product", torch::dispatch(c10::DispatchKey::CPU, TORCH_FN(multiplied)));
   m.impl("_product", torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable)));
-  for (const auto key : {c10::DispatchKey::Meta, c10::DispatchKey::AutocastCPU,
-                         c10::DispatchKey::FuncTorchBatched})
+  for (const auto key :
+       {c10::DispatchKey::Meta, c10::DispatchKey::AutocastCPU, c10::DispatchKey::FuncTorchBatched})
     m.impl("_product", torch::dispatch(key, TORCH_FN(by_torch)));
 }
 
