@@ -4,8 +4,8 @@ read through an index, the rows or pages of a cache or the pages of packed docum
 from typing import Any
 
 import torch
+import torch._C._functorch as _functorch
 from torch import Tensor
-from torch._C import _functorch
 
 from qkv._vmap import programs
 from qkv._vmap.samples import Samples, refuse_int8
@@ -78,7 +78,8 @@ def _begins_rows(samples: Samples, part: str, whole: str) -> bool:
         ([(n, s) for n, s in zip(x.shape, x.stride(), strict=True) if n > 1], x.storage_offset())
         for x in (one, all_[..., : one.size(-1)])
     ]
-    return places[0] == places[1] and torch._C._is_alias_of(one, all_)
+    is_alias: Any = torch._C._is_alias_of  # pyright: ignore[reportAttributeAccessIssue]
+    return places[0] == places[1] and is_alias(one, all_)
 
 
 def _begin_of(whole: Tensor, samples: Samples, part: str) -> Tensor:

@@ -88,8 +88,8 @@ class _Rows(_private.DynamicLayer):
 
     def __copy__(self) -> "_Rows":
         self.buffer = None  # or either would write over the rows that the other has added
-        copied = object.__new__(type(self))
-        copied.__dict__.update(vars(self))
+        copied: _Rows = object.__new__(type(self))
+        vars(copied).update(vars(self))
         return copied
 
     def _begin(self, buffer: Tensor, count: int) -> bool:
