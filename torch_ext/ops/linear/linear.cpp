@@ -30,7 +30,7 @@ const c10::TypedOperatorHandle<Product>& onednn() {
 }
 
 bool takes(const Tensor& x, at::ScalarType dtype) {
-  return x.defined() && x.scalar_type() == dtype && x.numel() > 0 && !x._fw_grad(0).defined();
+  return x.scalar_type() == dtype && x.numel() > 0 && !x._fw_grad(0).defined();
 }
 
 // Whether the rows, or the columns, follow each other without a gap. For any other weight, a part
@@ -40,12 +40,14 @@ bool is_dense(const Tensor& weight) { return weight.is_contiguous() || weight.t(
 
 // Whether these are plain tensors of one dtype, of sizes that fit together, and no scalar or empty.
 bool fit(const Tensor& input, const Tensor& weight, const OptionalTensor& bias) {
-  if (!input.defined()) return false;
+  const Tensor& last = bias ? *bias : weight;
+  if (!input.defined() || !weight.defined() || !last.defined()) return false;
+  // Asked first: of others not even the sizes may be known.
+  if (!is_plain(input.key_set() | weight.key_set() | last.key_set())) return false;
   const at::ScalarType dtype = input.scalar_type();
-  if (!takes(input, dtype) || !takes(weight, dtype) || (bias && !takes(*bias, dtype))) return false;
-  const auto keys = input.key_set() | weight.key_set() | (bias ? *bias : weight).key_set();
-  return input.dim() > 1 && weight.dim() == 2 && input.size(-1) == weight.size(1) &&
-         (!bias || bias->sizes() == weight.sizes().slice(0, 1)) && is_plain(keys);
+  return takes(input, dtype) && takes(weight, dtype) && takes(last, dtype) && input.dim() > 1 &&
+         weight.dim() == 2 && input.size(-1) == weight.size(1) &&
+         (!bias || bias->sizes() == weight.sizes().slice(0, 1));
 }
 
 bool fits_onednn(const Tensor& input, const Tensor& weight, int64_t least) {
