@@ -103,7 +103,8 @@ def check(function, backend):
             grads = [torch.autograd.grad(x.square().sum(), y) for x, y in zip(
                 (output, expected), given, strict=True
             )]  # fmt: skip
-            assert_close(*grads, equal_nan=True)
+            # Few rows may be projected by another library than in a program.
+            assert_close(*grads, equal_nan=True, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("call", CALLS)
