@@ -60,6 +60,16 @@ bool is_plain(const Call& call) {
   return is_plain(keys);
 }
 
+bool are_constant(std::initializer_list<std::reference_wrapper<const at::Tensor>> tensors) {
+  c10::DispatchKeySet keys;
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined()) continue;
+    if (tensor._fw_grad(0).defined()) return false;
+    keys = keys | tensor.key_set();
+  }
+  return !at::GradMode::is_enabled() && is_plain(keys);
+}
+
 Tensors run_cpu(const Call& call) {
   try {
     return call.op->kernels.cpu(call);

@@ -1,6 +1,9 @@
 // Calls of operators by one another and by the C++ functions.
 #pragma once
 
+#include <functional>
+#include <initializer_list>
+
 #include "call/call.h"
 
 namespace qkv {
@@ -10,6 +13,9 @@ namespace qkv {
 // whether tensors that have these keys are.
 bool is_plain(const Call& call);
 bool is_plain(c10::DispatchKeySet keys);
+// Whether those of these tensors that are defined are plain, and nobody can ask for a derivative
+// with respect to any: autograd may be left out then.
+bool are_constant(std::initializer_list<std::reference_wrapper<const at::Tensor>> tensors);
 
 // The CPU kernel's results. The kernel library, which knows no torch, throws std::bad_alloc where
 // it gets no memory; that is an error here, with the sizes that it follows from.

@@ -35,10 +35,7 @@ at::Tensor rows_of_heads(const at::Tensor& tensor) { return tensor.movedim(-3, 0
 // rows [H, M, K] times the transposed matrix [H, N, K] where the core library multiplies them and
 // nobody can ask for a derivative.
 std::optional<at::Tensor> few_by_head(const at::Tensor& rows, const at::Tensor& matrix) {
-  const auto keys = rows.key_set() | matrix.key_set();
-  if (at::GradMode::is_enabled() || !is_plain(keys) || rows._fw_grad(0).defined() ||
-      matrix._fw_grad(0).defined() || !are_few_rows(rows, matrix))
-    return std::nullopt;
+  if (!are_constant({rows, matrix}) || !are_few_rows(rows, matrix)) return std::nullopt;
   return few_rows(rows, matrix, std::nullopt);
 }
 

@@ -63,7 +63,8 @@ Tensor product(const Tensor& input, const Tensor& weight, const OptionalTensor& 
   return onednn().call(input, weight, packed, "none", Scalars(), "");
 }
 
-// A product, as `projected` has it, or one that is the gradient of a weight.
+// A product, as `projected` has it, or the gradient of a weight [N, K], which is one of the
+// output's gradient [N, M] and the input [K, M], both transposed.
 Tensor multiplied(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
                   bool is_gradient);
 // The same as one operator of a graph.
@@ -73,18 +74,6 @@ Tensor recorded(const Tensor& input, const Tensor& weight, const OptionalTensor&
                              .findSchemaOrThrow("qkv::_product", "")
                              .typed<decltype(recorded)>();
   return op.call(input, weight, bias, is_gradient);
-}
-
-// The gradient of a weight [N, K] by the output's gradient, rows [M, N], and the input [M, K]. It
-// is made transposed where N > K, because oneDNN is faster with a result of fewer rows than
-// columns: on two cores of a Zen 5, with M of 4096, N of 2304 and K of 768, 331 GFLOP/s beside 243.
-// Of few rows, putting the result back takes longer than that saves.
-Tensor weight_gradient(const Tensor& rows, const Tensor& input) {
-  constexpr int64_t kManyRows = 1024;
-  if (rows.size(1) <= input.size(1) || rows.size(0) < kManyRows ||
-      who_multiplies().weights == kNever)
-    return multiplied(rows.t(), input.t(), std::nullopt, true);
-  return multiplied(input.t(), rows.t(), std::nullopt, true).t().contiguous();
 }
 
 // Its gradients are products, which are differentiable in turn. In a graph all are recorded.
@@ -111,13 +100,10 @@ struct Linear : torch::autograd::Function<Linear<kInGraph>> {
     torch::autograd::variable_list results(3);
     if (!grad.defined()) return results;
     const Tensor rows = grad.flatten(0, -2);
-    if (context->needs_input_grad(0))
-      results[0] = (kInGraph ? recorded : multiplied)(grad, weight.t(), std::nullopt, false);
-    if (context->needs_input_grad(1)) {
-      const Tensor columns = input.flatten(0, -2);
-      results[1] = kInGraph ? recorded(rows.t(), columns.t(), std::nullopt, true)
-                            : weight_gradient(rows, columns);
-    }
+    const auto multiply = kInGraph ? recorded : multiplied;
+    if (context->needs_input_grad(0)) results[0] = multiply(grad, weight.t(), std::nullopt, false);
+    if (context->needs_input_grad(1))
+      results[1] = multiply(rows.t(), input.flatten(0, -2).t(), std::nullopt, true);
     const bool has_bias = context->saved_data["has_bias"].toBool();
     if (has_bias && context->needs_input_grad(2)) results[2] = rows.sum(0);
     return results;
@@ -128,6 +114,13 @@ Tensor multiplied(const Tensor& input, const Tensor& weight, const OptionalTenso
                   bool is_gradient) {
   const OneThreadAfterFork one_thread;
   const WhoMultiplies& who = who_multiplies();
+  // A gradient is made transposed where N > K, because oneDNN is faster with a result of fewer rows
+  // than columns: on two cores of a Zen 5, with M of 4096, N of 2304 and K of 768, 331 GFLOP/s
+  // beside 243. Of few rows M, putting the result back takes longer than that saves.
+  constexpr int64_t kManyRows = 1024;
+  if (is_gradient && who.weights != kNever && input.size(0) > weight.size(0) &&
+      input.size(1) >= kManyRows)
+    return multiplied(weight, input, std::nullopt, true).t().contiguous();
   if (!fit(input, weight, bias) ||
       (!are_few_rows(input, weight) &&
        !fits_onednn(input, weight, is_gradient ? who.weights : who.outputs)))
