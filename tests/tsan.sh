@@ -4,8 +4,8 @@
 #
 #   tests/tsan.sh [--gtest_filter=...]
 #
-# Needs Debian's clang, libomp-dev (with Archer, which tells ThreadSanitizer of OpenMP's barriers)
-# and libgtest-dev. MAX_JOBS limits compiling.
+# Needs Debian's clang, libclang-rt-dev, libomp-dev (with Archer, which tells ThreadSanitizer of
+# OpenMP's barriers) and libgtest-dev. MAX_JOBS limits compiling.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -59,7 +59,7 @@ def slices(seed: int) -> list[tuple[str, str]]:
             ".ci/packages clang++ libomp\n"
             f"QKV_QUICK_TESTS=1 tests/clang.sh '--gtest_filter=-{suites.NOT_OF_TWINS}'",
         ),
-        ("races, by ThreadSanitizer", ".ci/packages clang++ libomp\ntests/tsan.sh"),
+        ("races, by ThreadSanitizer", ".ci/packages clang++ libomp tsan\ntests/tsan.sh"),
         (
             "python on emulated twins",
             f"{suites.build(suites.ALL_TWINS, 'qkv_with_emulated')}\n"
