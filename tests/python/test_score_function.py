@@ -135,6 +135,22 @@ def test_powers_of_what_is_at_an_end(isa, n):
     torch.testing.assert_close(found[kept], gradient[kept], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "f", [F.relu, F.relu6, F.hardtanh, F.hardsigmoid, F.hardswish, lambda s: s.clamp(-3, 3)]
+)
+def test_gradients_at_the_ends_are_those_of_torch(f):
+    query = torch.tensor([-3.0, -1, 0, 1, 3, 6, torch.inf], dtype=torch.float64)
+    leaf = query[:, None].requires_grad_()
+    one = torch.ones(1, 1, 1, 1, dtype=torch.float64)
+    _, lse = qkv.flex_attention(
+        leaf[None, None], one, one, lambda s, *_: f(s).clamp(max=1e9), scale=1.0, return_lse=True
+    )
+    expected = f(leaf).clamp(max=1e9)
+    torch.testing.assert_close(lse.flatten(), expected.flatten())
+    found, expected = (torch.autograd.grad(x.sum(), leaf) for x in (lse, expected))
+    torch.testing.assert_close(found, expected)
+
+
 NEAR_ZERO = {
     "expm1": (torch.expm1, lambda s: torch.expm1(s) / s),
     "log1p": (torch.log1p, lambda s: torch.log1p(s) / s),

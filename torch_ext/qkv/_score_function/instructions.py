@@ -148,13 +148,17 @@ def _sign(p: Instructions, kind: str, x: Any) -> Register:
     return p("sub", p.of(p("gt", x, zero), kind), p.of(p("lt", x, zero), kind))
 
 
-def _clamp(p: Instructions, kind: str, x: Any, min: Any = None, max: Any = None) -> Register:
-    """Of floating numbers by `where`: at the ends the gradient is x's, as torch has it."""
+def _clamp(
+    p: Instructions, kind: str, x: Any, min: Any = None, max: Any = None, closed: str = "t"
+) -> Register:
+    """Of floating numbers by `where`: torch has x's gradient at the ends, and with `closed="e"`,
+    which is how relu and its kin are defined, none."""
     x = p.of(x, kind)
-    for end, is_out, inner in ((min, "lt", _each("max", "or")), (max, "gt", _each("min", "and"))):
+    for end, is_out, inner in ((min, "l", _each("max", "or")), (max, "g", _each("min", "and"))):
         if end is not None:
             end = p.of(end, kind)
-            x = p("where", p(is_out, x, end), end, x) if kind == "f" else inner(p, kind, x, end)
+            out = p(is_out + closed, x, end) if kind == "f" else None
+            x = p("where", out, end, x) if out else inner(p, kind, x, end)
     return x
 
 
@@ -248,9 +252,19 @@ def _elu(
     return p("where", p("gt", x, p.of(0, "f")), p("mul", x, p.of(scale, "f")), below)
 
 
-def _relu(p: Instructions, kind: str, x: Any) -> Register:
-    x = p.of(x, kind)
-    return p("where", p("le", x, p.of(0, kind)), p.of(0, kind), x)
+def _hardtanh(p: Instructions, kind: str, x: Any, min: Any = -1, max: Any = 1) -> Register:
+    return _clamp(p, kind, x, min, max, "e")
+
+
+def _hardsigmoid(p: Instructions, _: str, x: Any) -> Register:
+    return p("div", _hardtanh(p, "f", _add(p, "f", x, 3), 0, 6), p.of(6, "f"))
+
+
+def _hardswish(p: Instructions, _: str, x: Any) -> Register:
+    """x hardsigmoid(x), whose gradients at -3 and 3 are those of 0 and of x."""
+    x = p.of(x, "f")
+    inner = p("where", p("ge", x, p.of(3, "f")), x, p("mul", x, _hardsigmoid(p, "f", x)))
+    return p("where", p("le", x, p.of(-3, "f")), p.of(0, "f"), inner)
 
 
 RULES: dict[str, Rule] = {
@@ -299,7 +313,10 @@ RULES |= {
     "log10": _over("log", math.log(10)),
     "log1p": _log1p,
     "tan": lambda p, _, x: p("div", p("sin", p.of(x, "f")), p("cos", p.of(x, "f"))),
-    "relu": _relu,
+    "relu": lambda p, kind, x: _hardtanh(p, kind, x, 0, None),
+    "hardtanh": _hardtanh,
+    "hardsigmoid": _hardsigmoid,
+    "hardswish": _hardswish,
     "softplus": _softplus,
     "elu": _elu,
     "celu": lambda p, kind, x, alpha=1: _elu(p, kind, x, alpha, 1, 1 / alpha),
