@@ -31,6 +31,23 @@ void for_every_head_dim(int64_t step, const Check& check) {
   }
 }
 
+// Any of the directions may be absent: check(c, along).
+template <class Check>
+void for_absent_directions(const Check& check) {
+  for (DType dtype : kDTypes) {
+    for (int along = 0; along <= kAlongAll; along += kQuick ? 5 : 1) {
+      Case c;
+      c.dtype = dtype, c.L = 20, c.S = 40, c.group = 2, c.is_causal = along % 3 == 0;
+      c.mask_type = along % 2 ? float_masks(dtype).back() : MaskType::f32;
+      c.bias_type = MaskType::f32;
+      c.alibi_slopes = c.sinks = true;
+      c.softcap = along % 2, c.dropout_p = along % 5 == 0 ? 0.3 : 0;
+      check(c, along);
+      if (::testing::Test::HasFailure()) return;
+    }
+  }
+}
+
 template <class Check>
 void for_causal(const Check& check) {
   for (int64_t L : {1, 20, 70, 150}) {

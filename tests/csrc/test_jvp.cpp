@@ -57,20 +57,8 @@ TEST_P(JvpTest, RandomCases) {
     expect_truth(JvpWorkload(random_case(seed + 3000)));
 }
 
-// Any of the directions may be absent.
 TEST_P(JvpTest, AbsentDirections) {
-  for (DType dtype : kDTypes) {
-    for (int along = 0; along <= kAlongAll; along += kQuick ? 5 : 1) {
-      Case c;
-      c.dtype = dtype, c.L = 20, c.S = 40, c.group = 2, c.is_causal = along % 3 == 0;
-      c.mask_type = along % 2 ? float_masks(dtype).back() : MaskType::f32;
-      c.bias_type = MaskType::f32;
-      c.alibi_slopes = c.sinks = true;
-      c.softcap = along % 2, c.dropout_p = along % 5 == 0 ? 0.3 : 0;
-      expect_truth(JvpWorkload(c, along));
-      if (HasFailure()) return;
-    }
-  }
+  for_absent_directions([&](const Case& c, int along) { expect_truth(JvpWorkload(c, along)); });
 }
 
 TEST_P(JvpTest, EveryLength) {
