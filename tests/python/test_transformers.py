@@ -1,11 +1,13 @@
 """transformers' models with attn_implementation="qkv", against the same models with "eager"."""
 
+import sys
 from pathlib import Path
 
 import latent_models
 import pytest
 import torch
 from common import run_forked, run_python
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
@@ -16,7 +18,13 @@ import qkv.integrations.transformers  # noqa: E402
 
 qkv.integrations.transformers.register()
 
-from qkv.integrations.transformers import _attention, _masks, _pattern_mask  # noqa: E402
+from qkv.integrations.transformers import (  # noqa: E402
+    _attention,
+    _latents,
+    _masks,
+    _pattern,
+    _pattern_mask,
+)
 
 TEXT = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 DECODER = TEXT | {
@@ -740,6 +748,25 @@ def test_a_version_that_lacks_a_name():
     said = run_python(code, 100, cwd=Path(__file__).parent)
     assert f"was tried with transformers 5.22 to 5.24, and {transformers.__version__} lacks" in said
     assert "cannot import name '_active_collector' from 'transformers.utils.output" in said
+
+
+@pytest.mark.parametrize("place", [lambda: torch.device("meta"), FakeTensorMode])
+def test_register_where_tensors_have_no_numbers(monkeypatch, place):
+    """As in a process that makes its first model there: mask functions are tried nevertheless."""
+    integration = qkv.integrations.transformers
+    for module in (_masks, _pattern):
+        name = module.__name__.rpartition(".")[2]
+        monkeypatch.setattr(integration, name, module)  # the new one takes its place
+        monkeypatch.delitem(sys.modules, module.__name__)
+    _latents.expands_latents.cache_clear()
+    with place():
+        model = make("deepseek_v3")
+        assert qkv.convert(model).changed
+    assert integration._pattern is not _pattern
+    assert len(integration._pattern._KNOWN) == len(_pattern._KNOWN)
+    assert all(_latents.expands_latents(type(x.self_attn)) for x in model.model.layers)
+    monkeypatch.undo()
+    integration.register()
 
 
 def test_register_again():

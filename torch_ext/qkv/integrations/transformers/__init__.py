@@ -1,9 +1,14 @@
 """`attn_implementation="qkv"` for transformers' models. See `register`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from qkv._library import version_of
+from qkv._recorded import outside
 
 if TYPE_CHECKING:
     from qkv.integrations.transformers._latent_cache import LatentCache, StaticLatentCache
@@ -46,9 +51,10 @@ def register(*, kernels: bool = False) -> None:
     _check_version()
     from transformers import AttentionInterface, masking_utils
 
-    from qkv.integrations.transformers import _own_attention, _private
-    from qkv.integrations.transformers._attention import attention_forward
-    from qkv.integrations.transformers._masks import make_mask
+    with trials():  # of what mask functions mean
+        from qkv.integrations.transformers import _own_attention, _private
+        from qkv.integrations.transformers._attention import attention_forward
+        from qkv.integrations.transformers._masks import make_mask
 
     mask_functions = dict.fromkeys(NAMES, make_mask) | {ADDED: _private.eager_mask}
     for name, mask_function in mask_functions.items():
@@ -86,6 +92,14 @@ def __getattr__(name: str) -> Any:
     from qkv.integrations.transformers import _latent_cache
 
     return getattr(_latent_cache, name)
+
+
+@contextmanager
+def trials() -> Iterator[None]:
+    """Where tensors have numbers: models may be made on meta or under FakeTensorMode, and there be
+    given their attention."""
+    with outside(), torch.device("cpu"):
+        yield
 
 
 def _check_version() -> None:

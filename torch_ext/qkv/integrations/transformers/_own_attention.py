@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
@@ -16,7 +15,7 @@ from transformers.utils import logging
 from qkv._conversion.layers import REQUESTED
 from qkv._conversion.route import hook_model, is_routed, route_written, unhook_model, unroute
 from qkv._conversion.written import asks, writes_attention
-from qkv.integrations.transformers import ADDED, NAMES, _private
+from qkv.integrations.transformers import ADDED, NAMES, _private, trials
 from qkv.integrations.transformers._latents import expands_latents, unexpanded
 from qkv.integrations.transformers._norms import replace_norms
 from qkv.integrations.transformers._rotation import replace_rotation, restore
@@ -38,7 +37,9 @@ def leave_latents(model: PreTrainedModel) -> None:
     """From now on the latent attention in models of this class keeps its latents unexpanded, as
     long as their config says that their attention is qkv's."""
     for part in {type(x) for x in model.modules()}:
-        if expands_latents(part):
+        with trials():
+            is_known = expands_latents(part)
+        if is_known:
             _wrap(part, "expand_kv", functools.partial(unexpanded, (*NAMES, ADDED)))
 
 
@@ -115,7 +116,7 @@ def _settle(model: PreTrainedModel) -> None:
             setattr(config, _private.IMPLEMENTATION, name)
     leave_latents(model)
     if _others:
-        with torch.device("cpu"):  # where trials have numbers; from_pretrained makes models on meta
+        with trials():
             for module_name in {type(x).__module__ for x in model.modules()}:
                 replace_rotation(module_name)
                 replace_norms(module_name)
