@@ -110,7 +110,8 @@ def convert(model: nn.Module, *, linear: bool = False) -> Conversion:
             if found is not None and not conversion._has_found(name, found):
                 conversion._layers[name] = module, found
                 conversion._undo += [found.undo] if found.undo is not None else []
-        if any(is_written(x) for x, _ in conversion._layers.values()):
+        changed = [x for x, found in conversion._layers.values() if found.undo is not None]
+        if any(map(is_written, changed)):
             for module in [model, *filter(is_of_transformers, model.modules())]:
                 if hook_model(module):
                     conversion._undo.append(functools.partial(unhook_model, module))

@@ -10,6 +10,7 @@ import functools
 import inspect
 import sys
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,8 @@ from qkv._verbose import note_left
 # What a layer that writes its attention out goes by; or why it is left to itself. FUSED: so far it
 # has called scaled_dot_product_attention, and what it writes out elsewhere is yet to be tried.
 UNTRIED, FUSED, MATCHED = "untried", "fused", "matched"
+# The models that somebody is to unhook. Their copies have the hook, too, but are not in here.
+_hooked: WeakSet[nn.Module] = WeakSet()
 
 
 def route_sdpa(layer: nn.Module, **attributes: Any) -> None:
@@ -42,13 +45,16 @@ def route_written(layer: nn.Module) -> None:
 
 def hook_model(model: nn.Module) -> bool:
     """Has what leaves a model, or a layer that is one, be tensors; False if that was so before."""
-    is_new = settle_model not in model._forward_hooks.values()
-    if is_new:
-        model.register_forward_hook(settle_model)
-    return is_new
+    if model in _hooked:
+        return False
+    unhook_model(model)  # a copy of one that was hooked has the hook already
+    model.register_forward_hook(settle_model)
+    _hooked.add(model)
+    return True
 
 
 def unhook_model(model: nn.Module) -> None:
+    _hooked.discard(model)
     hooks = model._forward_hooks
     for key in [key for key, hook in hooks.items() if hook is settle_model]:
         del hooks[key]
