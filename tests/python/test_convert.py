@@ -217,6 +217,11 @@ def test_transformers(name):
     model.set_attn_implementation("qkv")
     around = nn.Sequential(nn.Sequential(model))
     assert qkv.convert(around).left == {"0.0": "converted already"}
+    # A part of it is not a model that has a config to itself.
+    layers = model.encoder.layer if name == "Bert" else model.layers
+    part = qkv.convert(layers)
+    assert len(part.left) == 2 and not part.changed
+    assert {*part.left.values()} == {"it attends as its model's config says: convert the model"}
 
 
 def test_transformers_within_a_model():

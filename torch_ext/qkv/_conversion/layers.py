@@ -9,7 +9,13 @@ from torch import jit, nn
 from qkv._classes import own_class
 from qkv._code import methods_of, names_in
 from qkv._conversion.route import is_routed, route_sdpa, route_written, unroute
-from qkv._conversion.written import calls_scripted, calls_sdpa, weighs, writes_attention
+from qkv._conversion.written import (
+    asks_interface,
+    calls_scripted,
+    calls_sdpa,
+    weighs,
+    writes_attention,
+)
 from qkv.nn.multihead import MultiheadAttention, adopt, release
 
 _ROUTED = "its scaled_dot_product_attention -> qkv.attention"
@@ -64,6 +70,8 @@ def convert_layer(module: nn.Module) -> Found | None:
         if calls_sdpa(kind):
             route_sdpa(module)
             return _changed(module, _ROUTED)
+    if asks_interface(kind):
+        return Found("it attends as its model's config says: convert the model", is_model=True)
     is_attention = "attention" in name.lower() and weighs(kind)
     return Found(f"{name} is no layer that qkv knows") if is_attention else None
 
