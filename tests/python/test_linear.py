@@ -191,7 +191,7 @@ def test_empty_and_wrong_inputs_are_torchs(chosen):
 @pytest.fixture
 def compiled_products(monkeypatch, chosen, nothing_compiled):
     """Whoever multiplies, compiled programs ask when they run, as on CPUs where it is not torch."""
-    monkeypatch.setattr(_linear, "_IS_TORCHS", False)
+    monkeypatch.setattr(_linear, "_AT_IMPORT", "oneDNN")
     return chosen
 
 
@@ -273,6 +273,13 @@ def test_what_is_traced_and_subclasses_are_torchs(chosen):
 def test_layer_says_who_multiplies(chosen):
     layer = qkv.nn.MultiheadAttention(16, 2)
     assert (f"projections={chosen}" in repr(layer)) == (chosen != "torch")
+
+
+def test_a_layer_is_mapped_in_what_is_compiled(nothing_compiled):
+    """torch.vmap names what it maps by its repr, which Dynamo traces then."""
+    layer, x = _linear.Linear(16, 8), drawn(3, 2, 16)
+    compiled = torch.compile(lambda x: vmap(layer)(x), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), layer(x))
 
 
 def test_a_layer_trains_alike(chosen):

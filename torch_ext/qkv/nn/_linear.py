@@ -7,6 +7,7 @@ from torch import Tensor
 _linear = torch.ops.qkv._linear.default
 _product = torch.ops.qkv._product.default
 _PLAIN = {Tensor, torch.nn.Parameter, type(None)}
+_AT_IMPORT = torch.ops.qkv._projections()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -19,7 +20,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if is_plain(x, weight, bias) and not torch._C._is_tracing():
         return _linear(x, weight, bias)
     is_compiled = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
-    if is_compiled and not _IS_TORCHS and {type(x), type(weight), type(bias)} <= _PLAIN:
+    if is_compiled and _AT_IMPORT != "torch" and {type(x), type(weight), type(bias)} <= _PLAIN:
         return _product(x, weight, bias)
     return F.linear(x, weight, bias)
 
@@ -34,10 +35,8 @@ def projections() -> str:
     """Who multiplies in `linear` beside F.linear: "oneDNN", "qkv", or both with " and " between
     them, on CPUs where they were measured to be faster; "torch" elsewhere. For the `repr` of
     layers."""
-    return torch.ops.qkv._projections()
-
-
-_IS_TORCHS = projections() == "torch"
+    # torch.vmap of a layer asks for its repr, and Dynamo has no operators that return a string.
+    return _AT_IMPORT if torch.compiler.is_compiling() else torch.ops.qkv._projections()
 
 
 class Linear(torch.nn.Linear):
