@@ -241,6 +241,14 @@ def test_the_recorded_operator(compiled_products):
     )
     torch.library.opcheck(torch.ops.qkv._product.default, (x, weight, bias))
     torch.library.opcheck(torch.ops.qkv._product.default, (x, weight.detach()))
+    vector = drawn(16).requires_grad_()
+    torch.library.opcheck(torch.ops.qkv._product.default, (vector, weight, bias))
+    compiled = torch.compile(linear, backend="aot_eager", fullgraph=True)
+    found, expected = (
+        torch.autograd.grad(f(vector, weight, bias).square().sum(), (vector, weight, bias))
+        for f in (compiled, F.linear)
+    )
+    torch.testing.assert_close(found, expected)
 
 
 def test_what_is_exported_is_torchs(compiled_products):

@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/atleast_2d.h>
 #include <ATen/ops/linear.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -99,11 +100,13 @@ struct Linear : torch::autograd::Function<Linear<kInGraph>> {
     const Tensor &grad = grads[0], &input = saved[0], &weight = saved[1];
     torch::autograd::variable_list results(3);
     if (!grad.defined()) return results;
-    const Tensor rows = grad.flatten(0, -2);
+    // Of a vector, which has no rows, the one that it is.
+    const auto rows_of = [](const Tensor& x) { return at::atleast_2d(x).flatten(0, -2); };
+    const Tensor rows = rows_of(grad);
     const auto multiply = kInGraph ? recorded : multiplied;
     if (context->needs_input_grad(0)) results[0] = multiply(grad, weight.t(), std::nullopt, false);
     if (context->needs_input_grad(1))
-      results[1] = multiply(rows.t(), input.flatten(0, -2).t(), std::nullopt, true);
+      results[1] = multiply(rows.t(), rows_of(input).t(), std::nullopt, true);
     const bool has_bias = context->saved_data["has_bias"].toBool();
     if (has_bias && context->needs_input_grad(2)) results[2] = rows.sum(0);
     return results;
