@@ -50,6 +50,9 @@ class Passes:
         inputs = [x.detach().to(dtype).requires_grad_() for x in self.inputs]
         output = self._attend(function, inputs)
         grads = torch.autograd.grad(output, inputs, self.grad_output.to(dtype))
+        if self.shape.sees_one_key:
+            # What rounding leaves of a zero has no size of its own to be held to: grad_value's is.
+            return {"output": output, "gradients": torch.cat([x.flatten() for x in grads])}
         return dict(zip(RESULTS, (output, *grads), strict=True))
 
     def check(self, name):

@@ -59,6 +59,12 @@ class Shape:
         return self.seqlen_q == 1
 
     @property
+    def sees_one_key(self):
+        """Every query does: its weight is 1 whatever the score, so the gradients of query and key
+        are 0, but for rounding."""
+        return self.seqlen_k == 1 or (self.is_decode and self.is_causal)
+
+    @property
     def scores(self):
         """By convention: a causal mask counted as half of them."""
         scores = self.batch * self.heads * self.seqlen_q * self.seqlen_k
