@@ -155,6 +155,8 @@ def main(argv: list[str] | None = None) -> tuple[float, dict[str, float]]:
     args = parser.parse_args(argv)
     if args.steps < 1:
         parser.error(f"--steps: expected 1 or more, got {args.steps}")
+    if not args.picture.parent.is_dir():
+        parser.error(f"--picture: there is no folder {args.picture.parent}")
 
     torch.manual_seed(args.seed)
     images, digits = load_images()

@@ -43,6 +43,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if not args.checkpoint.exists():
         parser.error(f"--checkpoint: {args.checkpoint} does not exist; `make demo` makes it")
+    if args.out.exists() and not args.out.is_dir():
+        parser.error(f"--out: {args.out} is no folder")
     with matplotlib.rc_context(STYLE):
         chapters = draw_chapters(args.checkpoint, args.steps)
         page, *pictures = write_page(chapters, args.out)

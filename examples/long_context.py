@@ -166,6 +166,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     size = int(os.environ.get("WORLD_SIZE", 0))
     if args.steps < 1:
         parser.error(f"--steps: expected 1 or more, got {args.steps}")
+    if not args.picture.parent.is_dir():
+        parser.error(f"--picture: there is no folder {args.picture.parent}")
     if not size and not args.alone:
         parser.error(f"start it by: {__doc__.splitlines()[-1].strip()}")
     if not args.alone and (args.context % (2 * size) or SHORT % (2 * size)):

@@ -50,6 +50,8 @@ def check(args: argparse.Namespace) -> None:
             raise ValueError(f"--{name.replace('_', '-')}: expected more than 0, got {value}")
     if args.int8_cache and (args.generate is None or args.attention != "qkv"):
         raise ValueError("--int8-cache: expected with --generate, on qkv's attention")
+    if args.compare and args.out.exists() and not args.out.is_dir():
+        raise ValueError(f"--out: {args.out} is no folder")
     if args.compare and "dropout" in args:
         raise ValueError("--dropout: --compare trains without, and then times steps with it")
     if args.resume or args.generate is not None:

@@ -21,6 +21,7 @@ SCRIPTS = [
     "packed_documents", "serve", "translate", "vit_digits",
 ]  # fmt: skip
 WITH_TORCH = ["finetune_transformers", "translate", "vit_digits"]
+WITH_PICTURE = ["flow", "forces", "long_context", "neighborhood"]
 
 
 def load(script):
@@ -240,6 +241,7 @@ def test_help(script, capsys):
     [(script, "--steps 0", "--steps: expected 1 or more, got 0") for script in SCRIPTS]
     + [(script, "--seed x", "--seed: invalid int value: 'x'") for script in SCRIPTS]
     + [(script, "--attention fast", "--attention: invalid choice: 'fast'") for script in WITH_TORCH]
+    + [(script, "--picture no/x", "--picture: there is no folder no") for script in WITH_PICTURE]
     + [("serve", "--blocks 4", "--blocks: expected 5 or more, got 4")],
 )
 def test_wrong_arguments(script, arguments, message, capsys):

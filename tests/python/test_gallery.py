@@ -224,6 +224,7 @@ def test_prose_and_pictures_fit(tmp_path, monkeypatch):
         (["--checkpoint", "none.pt"], "--checkpoint: none.pt does not exist; `make demo` makes it"),
         (["--steps", "0"], "--steps: expected more than 0, got 0"),
         (["--steps", "nan"], "--steps: expected more than 0, got nan"),
+        (["--checkpoint", __file__, "--out", __file__], f"--out: {__file__} is no folder"),
     ],
 )
 def test_bad_arguments(capsys, arguments, message):

@@ -554,6 +554,7 @@ def test_writing_from_a_checkpoint(tmp_path, capsys, trained):
             ["--int8-cache", "--generate", "a", "--attention", "torch"],
             "--int8-cache: expected with --generate, on qkv's attention",
         ),
+        (["--compare", "--out", __file__], "--out: .*test_train_gpt.py is no folder"),
         (["--resume", "--compare"], "not allowed with argument --resume"),
     ],
 )
