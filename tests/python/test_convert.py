@@ -78,6 +78,15 @@ def test_inference_of_an_encoder_reaches_the_layer():
         assert not operators(lambda: model(x))
 
 
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
+def test_a_copy_of_model_and_conversion_is_undone_by_itself(again):
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    other, conversion = again((model, qkv.convert(model)))
+    conversion.undo()
+    assert type(model.self_attn) is qkv.nn.MultiheadAttention
+    assert type(other.self_attn) is nn.MultiheadAttention
+
+
 def test_hooks_copies_and_pickles():
     torch.manual_seed(0)
     layer = nn.MultiheadAttention(16, 2)

@@ -1,5 +1,6 @@
 """Single layers, of torch, timm and diffusers."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 from weakref import WeakSet
@@ -84,7 +85,7 @@ def _restore(module: nn.Module) -> None:
 
 def _changed(module: nn.Module, what: str) -> Found:
     _converted.add(module)
-    return Found(what, lambda: _restore(module))
+    return Found(what, functools.partial(_restore, module))
 
 
 def _timm(module: Any) -> Found:

@@ -1,5 +1,6 @@
 """Models of transformers, through the switch in their configs."""
 
+import functools
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -48,7 +49,7 @@ def convert_transformers(module: nn.Module) -> Found | None:
     to |= {id(config): name for config, name in found}
     _set([(config, to[id(config)]) for config, _ in before if id(config) in to])
     what = ", ".join(dict.fromkeys(f'"{old}" -> "{new}"' for old, new in switched))
-    return Found(f"attn_implementation {what}", lambda: _set(before), is_model=True)
+    return Found(f"attn_implementation {what}", functools.partial(_set, before), is_model=True)
 
 
 def _with_parts(config: Any) -> Iterator[Any]:
