@@ -506,6 +506,14 @@ class TestDerivatives:
         found = torch.vmap(without_tables)(query)
         torch.testing.assert_close(found, torch.stack([without_tables(x) for x in query]))
 
+    def test_no_samples(self):
+        tensors = [x.detach() for x in (*self.tensors, self.table)]
+        gradients = torch.func.grad(lambda *x: self.call(*x).sum(), (0, 3))
+        for outer in (0, 2):
+            batches = [x.expand(outer, 0, *x.shape) for x in tensors]
+            found = torch.vmap(torch.vmap(gradients))(*batches)
+            assert [x.shape for x in found] == [batches[0].shape, batches[3].shape]
+
     def test_a_table_in_torch_func(self):
         tensors = [x.detach() for x in self.tensors]
 

@@ -22,7 +22,9 @@ def flat(x: Tensor) -> Tensor:
 
         whole = [Replicate() if p.is_shard() else p for p in x.placements]  # type: ignore
         x = x.redistribute(placements=whole)  # type: ignore
-    return x.reshape(-1)
+    # A recorded program gets tables of other sizes, too, for the operator to refuse by name; but
+    # under vmap of no samples torch can infer no size.
+    return x.flatten() if _is_wrapped(x) else x.reshape(-1)
 
 
 def name_of(x: Tensor, function: Any) -> str:

@@ -33,7 +33,7 @@ def gradient(samples: Samples, grad: Tensor) -> Tensor:
     """[size, ...], of a sample's own shape, of the gradient of score_tables, whose rows may be
     followed by those of gaps (packed.py)."""
     own = samples.each("score_tables")
-    rows = grad.unflatten(0, (samples.size, -1))
+    rows = grad.unflatten(0, (samples.size, grad.size(0) // max(samples.size, 1)))
     count = own.size(1) if own.dim() == 3 else 1
-    rows = rows[:, :count] if count > 1 else rows.sum(1, keepdim=True)
+    rows = rows[:, :count] if count != 1 else rows.sum(1, keepdim=True)
     return rows.reshape(own.shape)
