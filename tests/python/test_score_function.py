@@ -250,6 +250,12 @@ def test_numbers_beyond_int32_are_an_error_by_name():
     with pytest.raises(ValueError, match=r"a captured tensor of shape \[2\] has 2147483648"):
         trace(partial(lambda far, s, b, h, q, k: s + far[h], far), torch.float32)
 
+    def of_sample(far):
+        return trace(lambda s, b, h, q, k: s + far[h], torch.float32).indices
+
+    with pytest.raises(ValueError, match="'far' has 2147483648"):
+        torch.vmap(of_sample)(torch.stack([far // 2, far]))
+
 
 def test_a_function_that_no_line_is_known_of(monkeypatch):
     """One of C, in a thread that begins within torch or qkv."""

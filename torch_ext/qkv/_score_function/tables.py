@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped
 from torch._C._functorch import is_functorch_wrapped_tensor as _is_wrapped
 
 
@@ -41,8 +42,11 @@ def in_int32(x: Tensor, function: Any) -> Tensor:
     """Raises:
     ValueError: a number that is none of int32.
     """
-    if x.dtype == torch.int64 and x.numel() and _is_plain(x):
-        low, high = (int(end) for end in x.aminmax())
+    all_samples = x  # The numbers are not those of one sample, under torch.func.vmap.
+    while _is_wrapped(all_samples):
+        all_samples = get_unwrapped(all_samples)
+    if x.dtype == torch.int64 and all_samples.numel() and _is_plain(all_samples):
+        low, high = (int(end) for end in all_samples.aminmax())
         if low < -(2**31) or high >= 2**31:
             end = low if low < -(2**31) else high
             what = f"score_mod: {name_of(x, function)} has {end} in it"
