@@ -49,19 +49,35 @@ double grad_share(const Problem& p, const BackwardArgs& a, int64_t batch, int64_
          output_dot<E>(p, a, direction.output_jvp, batch, head, query);
 }
 
-// `share`, exp(sink - lse), which is that of the sink in the softmax of a row. In a row that sees
-// nothing it is 1, even if the sink is NaN or +inf. Such a row is known by its output, which is 0;
-// beside such a sink, the output of a row that sees a key is NaN. Without an output every row
-// passes for one that sees nothing: then the weights have a gradient, and delta is NaN where they
-// are.
+// Whether the backward pass has an output that tells rows which see nothing from others.
+bool has_output(const Problem& p, const BackwardArgs& a) {
+  return a.output.data && p.head_dim_v > 0;
+}
+
+// Whether the output says that a row sees nothing: then it is 0, and the sink's share in the
+// softmax is 1. Beside a sink that is NaN or +inf, the output of a row that sees a key is NaN.
 template <class E>
-double share_of_sink(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t head,
-                     int64_t query, double sink, double share) {
-  if (!std::isnan(share) || std::isfinite(sink)) return share;
-  return p.head_dim_v == 0 || value_at<E>(p, a.output, batch, head, query) == 0 ? 1 : share;
+bool sees_nothing(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t head,
+                  int64_t query, double share, double lse) {
+  if (!has_output(p, a) || (std::isfinite(share) && !are_whole(share, Compute<E>(lse))))
+    return false;
+  const Strides& o = a.output.strides;
+  const E* row = query_plane<E>(p, a.output, batch, head) + query * o.row;
+  for (int64_t d = 0; d < p.head_dim_v; ++d)
+    if (widen(row[d * o.col]) != 0) return false;
+  return true;
+}
+
+// exp(sink - lse), the share of the sink in the softmax of a row. Without an output every row
+// passes for one that sees nothing, where it is 1 even if the sink is NaN or +inf: then the weights
+// have a gradient, and delta is NaN where they are.
+double share_of_sink(const Problem& p, const BackwardArgs& a, double sink, double share) {
+  return std::isnan(share) && !std::isfinite(sink) && !has_output(p, a) ? 1 : share;
 }
 
 //   grad_sink = -sum_i exp(sink - lse_i) * grad_share_i
+// The output of a row that sees nothing is 0 whatever the sink is, so that a gradient of it which
+// is not finite changes nothing, and the log-sum-exp is the sink itself.
 template <class E>
 void grad_sink(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t head) {
   using T = Compute<E>;
@@ -71,11 +87,16 @@ void grad_sink(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t h
   for (int64_t query = 0; sink && query < p.seqlen_q; ++query) {
     const double lse = value_at<T>(p, a.lse, batch, head, query);
     if (lse == -HUGE_VAL) continue;
+    const double share = exp(*sink - lse);
+    if (sees_nothing<E>(p, a, batch, head, query, share, lse)) {
+      if (!a.direction) grad += value_at<T>(p, a.grad_lse, batch, head, query);
+      continue;
+    }
     const T* sums = nullptr;
     if (sums_row(a, lse))
       sums = query_plane<T>(p, a.row_sums, batch, head) + query * a.row_sums.strides.row;
-    grad -= share_of_sink<E>(p, a, batch, head, query, *sink, exp(*sink - lse)) /
-            (sums ? sums[1] : 1) * grad_share<E>(p, a, batch, head, query, sums);
+    grad -= share_of_sink(p, a, *sink, share) / (sums ? sums[1] : 1) *
+            grad_share<E>(p, a, batch, head, query, sums);
   }
   *plane<double>(p, a.grad_by_head[kSinks], batch, head) = grad;
 }

@@ -237,6 +237,29 @@ class TestGradientsOfOptions:
         assert found["attn_mask"][1, -1].isnan().all()
         assert found["sinks"][0].isfinite() and found["sinks"][1].isnan()
 
+    @pytest.mark.parametrize("sink", [0.5, 300.0])
+    def test_row_that_sees_nothing(self, L, S, D, dtype, sink):
+        """Its output is 0, and a gradient of it that is NaN changes nothing: first and second
+        gradients, the sink's too, are as if it had been 0."""
+        inputs, grads = make(L, S, D, dtype)
+        mask = torch.zeros(L, S, dtype=dtype)
+        mask[0] = -INF
+        options = {"attn_mask": mask, "sinks": torch.tensor([sink, -sink])}
+        results = []
+        for value in (0, NAN):
+            grads[0][:, :, 0] = value
+            leaves = [x.detach().requires_grad_() for x in (*inputs, options["sinks"])]
+            found = torch.autograd.grad(
+                fused(*leaves[:3], attn_mask=mask, sinks=leaves[3]),
+                leaves,
+                grads,
+                create_graph=True,
+            )
+            second = torch.autograd.grad(found, leaves, [torch.ones_like(x) for x in leaves])
+            results.append([*found, *second])
+        for expected, x in zip(*results, strict=True):
+            assert torch.equal(x, expected)
+
     @pytest.mark.parametrize("junk", [NAN, INF, -INF])
     def test_sink(self, L, S, D, dtype, junk):
         """A sink of -inf is no sink, the others make NaN, as in a softmax. The other head does not

@@ -54,8 +54,10 @@ struct BackwardHead : Head {
   // Where only the output has a gradient, the sum needs no weights (and is 0 without keys, where
   // there may be no output):
   //   sum_j weight_ij * (sum_d grad_output_id * value_jd) = sum_d grad_output_id * output_id
+  // It has no terms in a row that sees nothing, whatever grad_output is.
   double dot(int64_t i) const {
     double sum = 0;
+    if (!sees_any(i)) return sum;
     for (int64_t d = 0; grad_output && output && d < p.head_dim_v; ++d)
       sum += grad_output(i, d) * output(i, d);
     return sum;

@@ -81,7 +81,7 @@ void double_head(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h, 
     }
     for (int64_t d = 0; d < p.head_dim; ++d) grad_query.set(i, d, query[d]);
     scores.end_row(i);
-    if (head.lse(i, 0) == -kInf) continue;
+    if (head.lse(i, 0) == -kInf || !head.sees_any(i)) continue;  // lse_i is the sink, if any
     const double sink_jvp = head.along.sinks ? head.along.sinks(0, 0) : 0;
     sink -= head.softmax_of_sink(i) * ((sink_jvp - head.lse_jvp(i, 0)) * delta + delta_jvp);
   }

@@ -114,10 +114,12 @@ struct Head {
   // relative to its sink, and has output 0.
   double share_of_sink(int64_t i, double base) const {
     const double share = sink() == -kInf ? 0 : std::exp(sink() - base);
-    bool sees_any = !std::isnan(share);
-    for (int64_t j = 0; j < p.seqlen_k && !sees_any; ++j)
-      sees_any = attends(i, j) && score(i, j) != -kInf;
-    return sees_any ? share : 1;
+    return std::isnan(share) && !sees_any(i) ? 1 : share;
+  }
+  bool sees_any(int64_t i) const {
+    for (int64_t j = 0; j < p.seqlen_k; ++j)
+      if (attends(i, j) && score(i, j) != -kInf) return true;
+    return false;
   }
 
   // This is kept_ij / (1 - dropout_p). A weight that is dropped is multiplied by 0, so that NaN
