@@ -17,23 +17,29 @@ bool multiplies_rows(const RowProduct& p) {
 
 void row_product(const RowProduct& p) {
   const Kernels& kernels = active_kernels(p.dtype);
-  const double flops = 2 * double(p.depth) * double(p.rows);  // of a column
-  Threads threads{usable_threads(p.num_threads, flops * double(p.batch * p.columns)), 1};
-  // Several items a thread, which need not be equally fast, and of whole cache lines.
-  const int64_t share = p.batch * p.columns / (2 * threads.team), line = int64_t(kCacheLine);
-  const int64_t step = std::clamp(ceil_div(share, line) * line, line, kProductColumns);
-  const int64_t blocks = ceil_div(p.columns, step), items = p.batch * blocks;
+  const double flops = 2 * double(p.batch * p.columns) * double(p.depth) * double(p.rows);
+  Threads threads{usable_threads(p.num_threads, flops), 1};
+  // At least two items a thread, which need not be equally fast: as many columns as others have,
+  // but for a unit, which is a cache line of half precision.
+  constexpr int64_t kUnit = 2 * kProductUnit;
+  const int64_t units = ceil_div(p.columns, kUnit);
+  const int64_t wanted = ceil_div(2 * threads.team, std::max<int64_t>(1, p.batch));
+  const int64_t blocks = std::max(std::min(units, wanted), ceil_div(p.columns, kProductColumns));
+  const int64_t items = p.batch * blocks;
   if (items == 0) return;
+  const auto first_of = [&](int64_t block) {
+    return std::min(p.columns, block * units / blocks * kUnit);
+  };
   const auto item = [&](int64_t index) {
-    const int64_t begin = index % blocks * step;
-    return RowProductItem{index / blocks, begin, std::min(p.columns, begin + step)};
+    const int64_t block = index % blocks;
+    return RowProductItem{index / blocks, first_of(block), first_of(block + 1)};
   };
   threads.working = int(std::clamp<int64_t>(items, 1, threads.team));
   const size_t bytes = kernels.row_product(p, item(0), nullptr);
   const Buffer buffer(bytes * size_t(threads.working));
   char* const memory = static_cast<char*>(buffer.data());
   parallel_phases(threads, 1,
-                  {{[&](int64_t) { return Items{items, flops * double(step)}; },
+                  {{[&](int64_t) { return Items{items, flops / double(items)}; },
                     [&](const Item& i) {
                       const RowProductItem next = item(std::min(i.index + 1, items - 1));
                       RowProductItem own = item(i.index);

@@ -1,9 +1,9 @@
-// An item of a product of few rows with a matrix (row_product.h). By the functions of attention's
-// few rows: where the matrix lies along K its rows are keys, and the result is scores; where it
-// lies along N they are values, and `input` is their weights.
+// An item of a product of few rows with a matrix (row_product.h). Where the matrix lies along N, by
+// what attention has for few rows: rows of the matrix are values, and `input` is their weights.
 #pragma once
 
 #include "kernels/products/few_values.h"
+#include "kernels/products/row_dots.h"
 #include "row_product.h"
 
 namespace qkv::QKV_ISA {
@@ -20,29 +20,24 @@ class RowProductKernel {
         matrix_(matrix_of(p, item)),
         next_(item.next ? matrix_of(p, *item.next) : nullptr),
         columns_(item.end - item.begin),
-        packed_(arena.take<T>(p.rows * p.depth + kFewStep)),
+        dots_(p.rows, p.depth, arena),
+        inputs_(arena.take<T>(p.rows * p.depth + kFewStep)),
         places_{arena.take<const E*>(kFewStep), arena.take<const E*>(kFewStep)},
-        scores_(arena.take<T>(kFewRows * kFewStep)),
+        weights_(arena.take<T>(kFewRows * kFewStep)),
         sums_(arena.take<T>(p.rows * kProductColumns)),
         bias_(arena.take<T>(kProductColumns)) {}
 
   void run() {
-    std::fill_n(sums_, p_.rows * columns_, T(0));
-    if (!along_depth(p_)) {
-      add_values();
-    } else if (p_.rows == 1) {
-      dot_row();
+    if (along_depth(p_)) {
+      dots_.pack(input_);
+      dots_.run(matrix_, p_.matrix.strides.row, columns_, sums_);
     } else {
-      add_scores();
+      add_values();
     }
     write();
   }
 
  private:
-  // How many numbers of a row of the matrix are multiplied before the next row's: of as many rows
-  // as are taken at once, these stay in a first-level cache, where rows that are a multiple of
-  // 4 KiB apart have few places.
-  static constexpr int64_t kPiece = 512;
   // How many rows of the matrix are multiplied while as many are fetched.
   static constexpr int64_t kBlock = 32;
 
@@ -54,85 +49,39 @@ class RowProductKernel {
     return of(p.matrix, item.batch) + item.begin * p.matrix.strides.row;
   }
 
-  // Fetches rows of `dim` numbers, of which those of the item begin at matrix_ + offset, while the
-  // ones before row `begin` are multiplied: from that one on, or behind row `end` the next item's.
-  FewAhead<E> ahead_of(int64_t offset, int64_t step, int64_t begin, int64_t end, int64_t dim) {
+  // Fetches rows while the ones before row `begin` are multiplied: from that one on, or behind the
+  // last one those of the next item.
+  FewAhead<E> ahead_of(int64_t begin, int64_t step) {
     const E* first = matrix_ + begin * step;
-    if (begin >= end) first = next_, begin = 0;
-    const int64_t count = first ? std::min(end - begin, kBlock) : 0;
-    for (int64_t i = 0; i < count; ++i) places_[1][i] = first + offset + i * step;
-    return {{places_[1], count}, dim};
+    if (begin >= p_.depth) first = next_, begin = 0;
+    const int64_t count = first ? std::min(p_.depth - begin, kBlock) : 0;
+    for (int64_t i = 0; i < count; ++i) places_[1][i] = first + i * step;
+    return {{places_[1], count}, columns_};
   }
-  FewPlaces<E> places_of(const E* first, int64_t step, int64_t begin, int64_t count) {
+  FewPlaces<E> places_of(int64_t begin, int64_t count, int64_t step) {
     for (int64_t i = 0; i < count + kFewPad; ++i)
-      places_[0][i] = first + (begin + std::min(i, count - 1)) * step;
+      places_[0][i] = matrix_ + (begin + std::min(i, count - 1)) * step;
     return {places_[0], count};
-  }
-
-  // A row of the matrix after the other, from its beginning to its end: so the CPU fetches by
-  // itself what comes next. By add_scores one row of input took 1.3 to 1.7 times as long where the
-  // matrix comes from memory (two cores of a Zen 5); of several, the multiplications take longer.
-  void dot_row() {
-    constexpr int W = kLanes<T>, N = 4;
-    gather_row(input_[0], input_.col, p_.depth, packed_);
-    for (int64_t n = 0; n < columns_; n += W) {
-      Vec<T> part[W];
-      for (int j = 0; j < W; ++j) {
-        const E* const row = matrix_ + std::min(n + j, columns_ - 1) * p_.matrix.strides.row;
-        Vec<T> sum[N] = {};
-        const auto add = [&](int64_t k, Vec<T>& to) QKV_INLINE_LAMBDA {
-          to = multiply_add<T>(load_wide(row + k), load(packed_ + k), to);
-        };
-        int64_t k = 0;
-        for (; k + N * W <= p_.depth; k += N * W) {
-          QKV_UNROLL
-          for (int i = 0; i < N; ++i) add(k + i * W, sum[i]);
-        }
-        for (; k < p_.depth; k += W) add(k, sum[0]);
-        part[j] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-      }
-      T numbers[W];
-      store(numbers, sum_lanes<T>(part));
-      std::copy_n(numbers, std::min<int64_t>(W, columns_ - n), sums_ + n);
-    }
-  }
-
-  void add_scores() {
-    const int64_t step = p_.matrix.strides.row;
-    for (int64_t k = 0; k < p_.depth; k += kPiece)
-      pack_few_queries<E>(Rows<const E>{input_.data + k * input_.col, 1, 0, input_.row, input_.col},
-                          0, p_.rows, std::min(kPiece, p_.depth - k), T(1), packed_ + k * p_.rows);
-    for (int64_t n = 0; n < columns_; n += kBlock) {
-      const int64_t count = std::min(kBlock, columns_ - n);
-      for (int64_t k = 0; k < p_.depth; k += kPiece) {
-        const int64_t dim = std::min(kPiece, p_.depth - k);
-        FewAhead<E> ahead = ahead_of(k, step, n + kBlock, columns_, dim);
-        few_scores<E>(p_.rows, dim, places_of(matrix_ + k, step, n, count), packed_ + k * p_.rows,
-                      scores_, ahead);
-        for (int64_t m = 0; m < p_.rows; ++m)
-          for (int64_t j = 0; j < count; ++j)
-            sums_[m * columns_ + n + j] += scores_[m * kFewStep + j];
-      }
-    }
   }
 
   void add_values() {
     const int64_t step = p_.matrix.strides.col;
+    std::fill_n(sums_, p_.rows * columns_, T(0));
     T ones[kMostProductRows];
     std::fill_n(ones, kMostProductRows, T(1));
     for (int64_t m = 0; m < p_.rows; ++m)
-      gather_row(input_[m], input_.col, p_.depth, packed_ + m * p_.depth);
+      gather_row(input_[m], input_.col, p_.depth, inputs_ + m * p_.depth);
     for (int64_t k = 0; k < p_.depth; k += kBlock) {
       const int64_t count = std::min(kBlock, p_.depth - k);
       for (int64_t m = 0; m < p_.rows; ++m)
-        std::copy_n(packed_ + m * p_.depth + k, count, scores_ + m * kFewStep);
-      FewAhead<E> ahead = ahead_of(0, step, k + kBlock, p_.depth, columns_);
-      add_few_values<E>(p_.rows, columns_, places_of(matrix_, step, k, count), scores_, ones, sums_,
-                        sums_, ahead);
+        std::copy_n(inputs_ + m * p_.depth + k, count, weights_ + m * kFewStep);
+      FewAhead<E> ahead = ahead_of(k + kBlock, step);
+      add_few_values<E>(p_.rows, columns_, places_of(k, count, step), weights_, ones, sums_, sums_,
+                        ahead);
     }
-    constexpr int64_t kStep = 2 * kLanes<T>;
+    constexpr int64_t kBoth = 2 * kLanes<T>;
     for (int64_t m = 0; m < p_.rows; ++m)
-      for (int64_t n = 0; n + kStep <= columns_; n += kStep)
+      for (int64_t n = 0; n + kBoth <= columns_; n += kBoth)
         from_parts<E>(sums_ + m * columns_ + n);
   }
 
@@ -152,12 +101,13 @@ class RowProductKernel {
   const RowProduct& p_;
   const RowProductItem& item_;
   const Rows<const E> input_;
-  const E* const matrix_;      // its first row, or column, of the item
-  const E* const next_;        // and of the next item
-  const int64_t columns_;      // of the item
-  T* const packed_;            // [M, K], in pieces as few_scores takes queries; or as it is
+  const E* const matrix_;  // its first row, or column, of the item
+  const E* const next_;    // and of the next item
+  const int64_t columns_;  // of the item
+  RowDots<E> dots_;
+  T* const inputs_;            // [M, K]
   const E** const places_[2];  // of the rows that are multiplied, and of those that are fetched
-  T* const scores_;            // [M, kFewStep], of a block; or weights
+  T* const weights_;           // [M, kFewStep], of a block
   T* const sums_;              // [M, columns_]
   T* const bias_;              // [columns_]
 };

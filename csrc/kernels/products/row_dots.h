@@ -1,0 +1,168 @@
+// Dot products of a few rows with the rows of a matrix, for matrices that come from memory: rows of
+// the matrix are read from their beginnings to their ends, one block after the other, which is how
+// a CPU fetches by itself what comes next.
+#pragma once
+
+#include "kernels/gemm/micro_kernel.h"
+#include "kernels/operands/operand.h"
+#include "kernels/products/few_rows.h"
+#include "row_product.h"
+
+namespace qkv::QKV_ISA {
+
+template <class E>
+class RowDots {
+  using T = Compute<E>;
+  using F = Factor<E>;
+
+ public:
+  // Of `rows` rows of `depth` numbers, a multiple of kProductUnit.
+  RowDots(int64_t rows, int64_t depth, Arena& arena)
+      : rows_(rows),
+        depth_(depth),
+        padded_((depth + kStep - 1) / kStep * kStep),
+        packed_(arena.take<Natural<E>>(rows * padded_)),
+        row_(arena.take<Natural<E>>(padded_)) {}
+
+  void pack(const Rows<const E>& input) {
+    for_each_portion<kPortion>(rows_, [&](int64_t first, auto count) {
+      for (int r = 0; r < count; ++r) {
+        if constexpr (kInPairs<E>)
+          copy_row(input[first + r], input.col, depth_, row_);
+        else
+          gather_row(input[first + r], input.col, depth_, row_);
+        Natural<E>* const to = packed_ + first * padded_ + r * kStep;
+        for (int64_t k = 0; k < padded_; k += kStep) std::copy_n(row_ + k, kStep, to + k * count);
+      }
+    });
+  }
+
+  // dots [rows, columns] = input matrix^T; rows of `matrix` [columns, depth] are `step` apart.
+  void run(const E* matrix, int64_t step, int64_t columns, T* dots) const {
+    constexpr int W = kLanes<T>;
+    for (int64_t n = 0; n < columns; n += W)
+      for_each_portion<kPortion>(rows_, [&](int64_t first, auto count) {
+        T block[count][W];
+        dot_block<count>(packed_ + first * padded_, matrix + n * step, step, columns - n, block);
+        for (int r = 0; r < count; ++r)
+          std::copy_n(block[r], std::min<int64_t>(W, columns - n),
+                      dots + (first + r) * columns + n);
+      });
+  }
+
+ private:
+  // How many numbers of a row are multiplied at once.
+  static constexpr int kStep = kInPairs<E> ? 2 * kLanes<T> : kLanes<T>;
+  // Of eight rows at once, what is packed would leave a first-level cache before it is used again.
+  static constexpr int kPortion = std::min(4, kFewPortion<T>);
+  static constexpr int64_t kPage = 4096, kAhead = 4 * kPage;  // bytes
+
+  // Of one row of input, what waits is for memory; else as many rows of the matrix, a power of two,
+  // as there are registers for sums.
+  static constexpr int rows_at_once(int inputs) {
+    int rows = 1;
+    while (inputs > 1 && 2 * rows * inputs <= kFewSums<T> && 2 * rows <= kLanes<T>) rows *= 2;
+    return rows;
+  }
+
+  static QKV_INLINE Vec<F> load_step(const E* from) {
+    if constexpr (!kInPairs<E>) return load_wide(from);
+    Vec<F> pairs;
+    std::memcpy(&pairs, from, sizeof pairs);
+    return pairs;
+  }
+  // The last kProductUnit numbers of a row, and zeros.
+  static QKV_INLINE Vec<F> load_rest(const E* from) {
+    E rest[kStep] = {};
+    std::copy_n(from, std::min<int64_t>(kStep, kProductUnit), rest);
+    return load_step(rest);
+  }
+
+  static QKV_INLINE void fetch(const E* from, int64_t bytes) {
+    __builtin_prefetch(reinterpret_cast<const char*>(from) + bytes);
+  }
+  // Has the CPU look up where the pages lie that come soon after these `bytes`: from one page to
+  // the next it fetches nothing by itself. On a virtual Zen 5 with pages of 4 KiB, a matrix from
+  // memory takes 0.7 to 0.9 of the time with it.
+  static void touch_pages(const E* from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += kPage) fetch(from, std::max(bytes, kAhead) + i);
+  }
+
+  // dots [M, lanes] = a portion of the packed rows times the next rows of the matrix, of which
+  // there are `left`: the last one stands for those beyond.
+  template <int M>
+  void dot_block(const Natural<E>* packed, const E* matrix, int64_t step, int64_t left,
+                 T (*dots)[kLanes<T>]) const {
+    constexpr int W = kLanes<T>, R = rows_at_once(M);
+    static_assert(W % R == 0);
+    Vec<T> sums[M][W];
+    for (int j = 0; j < W; j += R) {
+      const E* rows[R];
+      for (int r = 0; r < R; ++r) rows[r] = matrix + std::min<int64_t>(j + r, left - 1) * step;
+      if (!fetches_lines<M>()) touch_pages(rows[0], R * step * int64_t(sizeof(E)));
+      Vec<T> sum[M][R];
+      sum_products<M, R>(packed, rows, sum);
+      for (int i = 0; i < M; ++i) std::copy_n(sum[i], R, sums[i] + j);
+    }
+    for (int i = 0; i < M; ++i) store(dots[i], sum_lanes<T>(sums[i]));
+  }
+
+  // Where numbers of half precision are multiplied more than twice, reading them is no longer what
+  // takes the time, and the CPU fetches too late what comes next: 1.2 to 1.4 times as long, against
+  // 0.8 where everything is in the second-level cache (Zen 5).
+  template <int M>
+  static constexpr bool fetches_lines() {
+    return M > 2 && sizeof(E) < sizeof(T);
+  }
+
+  // sum [M, R]: vectors whose lanes are to be added.
+  template <int M, int R>
+  QKV_INLINE void sum_products(const Natural<E>* packed, const E* const (&rows)[R],
+                               Vec<T> (&sum)[M][R]) const {
+    // As many sums do not wait for each other as four products take; a line is fetched once.
+    constexpr int kSums = std::max(1, 4 / (R * M)), kLine = int(kCacheLine / sizeof(E));
+    constexpr int U = std::max(kSums, kLine / kStep);
+    const auto whole = [&](const E* from) QKV_INLINE_LAMBDA { return load_step(from); };
+    const auto rest = [&](const E* from) QKV_INLINE_LAMBDA { return load_rest(from); };
+    Vec<T> parts[kSums][M][R] = {};
+    const auto add = [&](int64_t k, int u, const auto& load_from) QKV_INLINE_LAMBDA {
+      Vec<F> of_row[R];
+      QKV_UNROLL
+      for (int r = 0; r < R; ++r) {
+        if (fetches_lines<M>() && u * kStep % kLine == 0) fetch(rows[r] + k, kAhead);
+        of_row[r] = load_from(rows[r] + k);
+      }
+      QKV_UNROLL
+      for (int i = 0; i < M; ++i, packed += kStep) {
+        Vec<F> input;
+        std::memcpy(&input, packed, sizeof input);
+        QKV_UNROLL
+        for (int r = 0; r < R; ++r) {
+          Vec<T>& to = parts[u % kSums][i][r];
+          to = add_product(of_row[r], input, to, F{});
+        }
+      }
+    };
+    int64_t k = 0;
+    for (; k + U * kStep <= depth_; k += U * kStep) {
+      QKV_UNROLL
+      for (int u = 0; u < U; ++u) add(k + u * kStep, u, whole);
+    }
+    for (; k + kStep <= depth_; k += kStep) add(k, 0, whole);
+    if (k < depth_) add(k, 0, rest);
+    QKV_UNROLL
+    for (int i = 0; i < M; ++i)
+      for (int r = 0; r < R; ++r) {
+        sum[i][r] = parts[0][i][r];
+        for (int s = 1; s < kSums; ++s) sum[i][r] += parts[s][i][r];
+      }
+  }
+
+  const int64_t rows_, depth_;
+  const int64_t padded_;  // the depth, in whole steps
+  Natural<E>* const
+      packed_;             // portion after portion: [padded_ / kStep, rows of the portion, kStep]
+  Natural<E>* const row_;  // [padded_]
+};
+
+}  // namespace qkv::QKV_ISA
