@@ -45,9 +45,7 @@ QKV_CORE_API void row_product(const RowProduct& product);
 // Columns [begin, end) of one item of the batch: the most that an item has is kProductColumns.
 struct RowProductItem {
   int64_t batch, begin, end;
-  // The item that the thread will probably run next, whose first rows are fetched. Null: unknown.
-  const RowProductItem* next = nullptr;
 };
-constexpr int64_t kProductColumns = 512;
+constexpr int64_t kProductColumns = 2048;
 
 }  // namespace qkv

@@ -41,10 +41,7 @@ void row_product(const RowProduct& p) {
   parallel_phases(threads, 1,
                   {{[&](int64_t) { return Items{items, flops / double(items)}; },
                     [&](const Item& i) {
-                      const RowProductItem next = item(std::min(i.index + 1, items - 1));
-                      RowProductItem own = item(i.index);
-                      own.next = &next;
-                      kernels.row_product(p, own, memory + size_t(i.thread) * bytes);
+                      kernels.row_product(p, item(i.index), memory + size_t(i.thread) * bytes);
                     }}});
 }
 

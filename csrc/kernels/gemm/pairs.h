@@ -122,6 +122,13 @@ QKV_INLINE void copy_row(const BFloat16* from, int64_t col, int64_t dim, BFloat1
   std::fill(to + dim, to + padded_halves(dim), BFloat16{});
 }
 
+// The pairs of kPairHalves elements of two rows, in their order. `second` may be null: zeros.
+QKV_INLINE void zip_vectors(const BFloat16* first, const BFloat16* second, Vec<Pair>& low,
+                            Vec<Pair>& high) {
+  const PairHalves a = load_halves(first), b = second ? load_halves(second) : PairHalves{};
+  low = zip<false>(a, b), high = zip<true>(a, b);
+}
+
 // to[0 .. padded_halves(dim)) = pairs of the elements of two rows, and zeros beyond dim. `second`
 // may be null, and then counts as a row of zeros.
 QKV_INLINE void zip_rows(const BFloat16* first, const BFloat16* second, int64_t col, int64_t dim,
@@ -129,10 +136,9 @@ QKV_INLINE void zip_rows(const BFloat16* first, const BFloat16* second, int64_t 
   int64_t d = 0;
   if (col == 1)
     for (; d + kPairHalves <= dim; d += kPairHalves) {
-      const PairHalves a = load_halves(first + d);
-      const PairHalves b = second ? load_halves(second + d) : PairHalves{};
-      store(to + d, zip<false>(a, b));
-      store(to + d + kLanes<Pair>, zip<true>(a, b));
+      Vec<Pair> low, high;
+      zip_vectors(first + d, second ? second + d : nullptr, low, high);
+      store(to + d, low), store(to + d + kLanes<Pair>, high);
     }
   for (; d < dim; ++d) to[d] = {first[d * col], second ? second[d * col] : BFloat16{}};
   std::fill(to + d, to + padded_halves(dim), Pair{});

@@ -4,9 +4,8 @@
 #pragma once
 
 #include "kernels/gemm/micro_kernel.h"
-#include "kernels/operands/operand.h"
 #include "kernels/products/few_rows.h"
-#include "row_product.h"
+#include "kernels/products/row_ahead.h"
 
 namespace qkv::QKV_ISA {
 
@@ -20,33 +19,29 @@ class RowDots {
   RowDots(int64_t rows, int64_t depth, Arena& arena)
       : rows_(rows),
         depth_(depth),
-        padded_((depth + kStep - 1) / kStep * kStep),
+        padded_(whole_units<E>(depth)),
         packed_(arena.take<Natural<E>>(rows * padded_)),
         row_(arena.take<Natural<E>>(padded_)) {}
 
   void pack(const Rows<const E>& input) {
     for_each_portion<kPortion>(rows_, [&](int64_t first, auto count) {
       for (int r = 0; r < count; ++r) {
-        if constexpr (kInPairs<E>)
-          copy_row(input[first + r], input.col, depth_, row_);
-        else
-          gather_row(input[first + r], input.col, depth_, row_);
+        pack_row(input[first + r], input.col, depth_, row_);
         Natural<E>* const to = packed_ + first * padded_ + r * kStep;
         for (int64_t k = 0; k < padded_; k += kStep) std::copy_n(row_ + k, kStep, to + k * count);
       }
     });
   }
 
-  // dots [rows, columns] = input matrix^T; rows of `matrix` [columns, depth] are `step` apart.
+  // dots [rows, whole_units(columns)] = input matrix^T; rows of `matrix` [columns, depth] are
+  // `step` apart.
   void run(const E* matrix, int64_t step, int64_t columns, T* dots) const {
     constexpr int W = kLanes<T>;
+    const int64_t width = whole_units<E>(columns);
     for (int64_t n = 0; n < columns; n += W)
       for_each_portion<kPortion>(rows_, [&](int64_t first, auto count) {
-        T block[count][W];
-        dot_block<count>(packed_ + first * padded_, matrix + n * step, step, columns - n, block);
-        for (int r = 0; r < count; ++r)
-          std::copy_n(block[r], std::min<int64_t>(W, columns - n),
-                      dots + (first + r) * columns + n);
+        dot_block<count>(packed_ + first * padded_, matrix + n * step, step, columns - n,
+                         dots + first * width + n, width);
       });
   }
 
@@ -55,7 +50,6 @@ class RowDots {
   static constexpr int kStep = kInPairs<E> ? 2 * kLanes<T> : kLanes<T>;
   // Of eight rows at once, what is packed would leave a first-level cache before it is used again.
   static constexpr int kPortion = std::min(4, kFewPortion<T>);
-  static constexpr int64_t kPage = 4096, kAhead = 4 * kPage;  // bytes
 
   // Of one row of input, what waits is for memory; else as many rows of the matrix, a power of two,
   // as there are registers for sums.
@@ -78,41 +72,24 @@ class RowDots {
     return load_step(rest);
   }
 
-  static QKV_INLINE void fetch(const E* from, int64_t bytes) {
-    __builtin_prefetch(reinterpret_cast<const char*>(from) + bytes);
-  }
-  // Has the CPU look up where the pages lie that come soon after these `bytes`: from one page to
-  // the next it fetches nothing by itself. On a virtual Zen 5 with pages of 4 KiB, a matrix from
-  // memory takes 0.7 to 0.9 of the time with it.
-  static void touch_pages(const E* from, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += kPage) fetch(from, std::max(bytes, kAhead) + i);
-  }
-
-  // dots [M, lanes] = a portion of the packed rows times the next rows of the matrix, of which
-  // there are `left`: the last one stands for those beyond.
+  // dots [M, lanes], rows of which are `width` apart = a portion of the packed rows times the next
+  // rows of the matrix, of which there are `left`: the last one stands for those beyond.
   template <int M>
-  void dot_block(const Natural<E>* packed, const E* matrix, int64_t step, int64_t left,
-                 T (*dots)[kLanes<T>]) const {
+  void dot_block(const Natural<E>* packed, const E* matrix, int64_t step, int64_t left, T* dots,
+                 int64_t width) const {
     constexpr int W = kLanes<T>, R = rows_at_once(M);
     static_assert(W % R == 0);
+    const int64_t soon = std::max(R * step, kRowAhead / int64_t(sizeof(E)));
     Vec<T> sums[M][W];
     for (int j = 0; j < W; j += R) {
       const E* rows[R];
       for (int r = 0; r < R; ++r) rows[r] = matrix + std::min<int64_t>(j + r, left - 1) * step;
-      if (!fetches_lines<M>()) touch_pages(rows[0], R * step * int64_t(sizeof(E)));
+      if (!fetches_lines<E>(M)) touch_pages(rows[0] + soon, R * step * int64_t(sizeof(E)));
       Vec<T> sum[M][R];
       sum_products<M, R>(packed, rows, sum);
       for (int i = 0; i < M; ++i) std::copy_n(sum[i], R, sums[i] + j);
     }
-    for (int i = 0; i < M; ++i) store(dots[i], sum_lanes<T>(sums[i]));
-  }
-
-  // Where numbers of half precision are multiplied more than twice, reading them is no longer what
-  // takes the time, and the CPU fetches too late what comes next: 1.2 to 1.4 times as long, against
-  // 0.8 where everything is in the second-level cache (Zen 5).
-  template <int M>
-  static constexpr bool fetches_lines() {
-    return M > 2 && sizeof(E) < sizeof(T);
+    for (int i = 0; i < M; ++i) store(dots + i * width, sum_lanes<T>(sums[i]));
   }
 
   // sum [M, R]: vectors whose lanes are to be added.
@@ -129,7 +106,8 @@ class RowDots {
       Vec<F> of_row[R];
       QKV_UNROLL
       for (int r = 0; r < R; ++r) {
-        if (fetches_lines<M>() && u * kStep % kLine == 0) fetch(rows[r] + k, kAhead);
+        if (fetches_lines<E>(M) && u * kStep % kLine == 0)
+          __builtin_prefetch(rows[r] + k + kRowAhead / int64_t(sizeof(E)));
         of_row[r] = load_from(rows[r] + k);
       }
       QKV_UNROLL
@@ -160,8 +138,8 @@ class RowDots {
 
   const int64_t rows_, depth_;
   const int64_t padded_;  // the depth, in whole steps
-  Natural<E>* const
-      packed_;             // portion after portion: [padded_ / kStep, rows of the portion, kStep]
+  // Portion after portion: [padded_ / kStep, rows of the portion, kStep].
+  Natural<E>* const packed_;
   Natural<E>* const row_;  // [padded_]
 };
 
