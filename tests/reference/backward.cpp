@@ -30,7 +30,7 @@ void backward_head(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h
     for (int64_t d = 0; d < p.head_dim; ++d) grad_query.set(i, d, query[d]);
     scores.end_row(i);
     // lse_i = log(exp(sink) + sum_j exp(score_ij))
-    if (head.lse(i, 0) != -kInf) sink -= head.softmax_of_sink(i) * delta;
+    if (head.lse(i, 0) != -kInf) sink -= head.softmax_of_sink(i) * head.delta_of_sink(i);
   }
   scores.write(a);
   OutputView(p, a.grad_by_head[kSinks], Type::f64, b, h).set(0, 0, sink);

@@ -51,13 +51,16 @@ struct BackwardHead : Head {
   double delta(int64_t i) const {
     return grad_lse ? row_sums(i, 0) - grad_lse(i, 0) : row_sums(i, 0);
   }
+  // What reaches the sink: the sum has no terms in a row that sees nothing, whatever grad_output
+  // is.
+  double delta_of_sink(int64_t i) const {
+    return sees_any(i) ? delta(i) : grad_lse ? -grad_lse(i, 0) : 0;
+  }
   // Where only the output has a gradient, the sum needs no weights (and is 0 without keys, where
   // there may be no output):
   //   sum_j weight_ij * (sum_d grad_output_id * value_jd) = sum_d grad_output_id * output_id
-  // It has no terms in a row that sees nothing, whatever grad_output is.
   double dot(int64_t i) const {
     double sum = 0;
-    if (!sees_any(i)) return sum;
     for (int64_t d = 0; grad_output && output && d < p.head_dim_v; ++d)
       sum += grad_output(i, d) * output(i, d);
     return sum;
