@@ -167,7 +167,7 @@ const Kernels& kernels_for(const Problem& p) {
 ScoreWay score_way_of(const Problem& p) {
   const Kernels& kernels = kernels_for(p);
   if (kernels.fixed_bits) return ScoreWay::fixed;
-  if (few_rows_of(p, kernels.lanes, kernels.multiplies_pairs)) return ScoreWay::few_rows;
+  if (few_rows_of(p, kernels.lanes, kernels.multiplies_tiles)) return ScoreWay::few_rows;
   return kernels.multiplies_pairs ? ScoreWay::pairs : ScoreWay::tiles;
 }
 

@@ -140,10 +140,10 @@ struct Kernels {
   size_t (*rotate)(const Rotation&, const RotationItem&, void* workspace);
   size_t (*row_product)(const RowProduct&, const RowProductItem&, void* workspace);  // null: none
 
-  int lanes;  // elements in a vector
-  bool multiplies_pairs;
-  bool fixed_bits;        // kernels/fixed_bits.h
-  double (*exp)(double);  // for drivers
+  int lanes;                                // elements in a vector
+  bool multiplies_pairs, multiplies_tiles;  // of bf16; and these by AMX
+  bool fixed_bits;                          // kernels/fixed_bits.h
+  double (*exp)(double);                    // for drivers
   // Of products as this dtype's factors have them: half precision that is widened has those of f32.
   PeakLoop peak;
 };

@@ -30,10 +30,11 @@ constexpr PeakLoop peak_of() {
 template <class E>
 constexpr Kernels kernels_of() {
   using T = Compute<E>;
-  Kernels kernels{kTileRows<T>,   key_step,       forward<E>,  merge_parts<E>, backward<E>,
-                  finish_rows<E>, finish_keys<E>, row_sums<E>, hard<E>,        nullptr,
-                  rotate<E>,      nullptr,        kLanes<T>,   kInPairs<E>,    kFixedBits,
-                  exp_of_number,  peak_of<E>()};
+  Kernels kernels{
+      kTileRows<T>,   key_step,       forward<E>,  merge_parts<E>, backward<E>,
+      finish_rows<E>, finish_keys<E>, row_sums<E>, hard<E>,        nullptr,
+      rotate<E>,      nullptr,        kLanes<T>,   kInPairs<E>,    kTiles && kInPairs<E>,
+      kFixedBits,     exp_of_number,  peak_of<E>()};
   if constexpr (!kInPairs<E>) kernels.jvp = jvp<E>;
   if constexpr (!kFixedBits) kernels.row_product = row_product<E>;
   return kernels;

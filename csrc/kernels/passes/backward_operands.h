@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/row_sums.h"
-#include "kernels/products/few_rows.h"
+#include "kernels/products/few_pairs.h"
 #include "kernels/products/products.h"
 #include "repair/nonfinite_keys.h"
 #include "repair/nonfinite_rows.h"
@@ -112,7 +112,9 @@ struct BackwardOperands {
         query_t(arena.take<F>(kGradRows * packed_size<E>(p.head_dim))),
         grad_output_t(arena.take<F>(kGradRows * packed_size<E>(p.head_dim_v))),
         grad_query_t(arena.take<T>(kGradRows * padded<T>(p.head_dim))),
-        few_query(has_few_scores<E>(p) ? arena.take<T>(p.plane_rows() * p.head_dim) : nullptr) {
+        few_query(has_few_scores<E>(p)
+                      ? arena.take<T>(few_query_size<E>(p.plane_rows(), p.head_dim))
+                      : nullptr) {
     if (!hides_any(p)) return;
     nonfinite_query.emplace(arena, p.head_dim);
     nonfinite_grad_output.emplace(arena, p.head_dim_v);

@@ -4,9 +4,9 @@
 #pragma once
 
 #include "kernels/products/few_columns.h"
+#include "kernels/products/few_pair_values.h"
+#include "kernels/products/few_pairs.h"
 #include "kernels/products/few_scales.h"
-#include "kernels/products/few_values.h"
-#include "kernels/products/few_word_values.h"
 #include "kernels/score/few_softmax.h"
 #include "repair/counts.h"
 #include "repair/marks.h"
@@ -15,46 +15,48 @@ namespace qkv::QKV_ISA {
 
 // The counterpart of ForwardTiles, whose functions are described there, but for block_keys and
 // scores. Output is [rows, Dv], and weights are [rows x keys] (products/few_rows.h).
-// K is what keys and values are in memory: E, or int8, whose scales multiply scores and weights,
-// and which are multiplied as words where they can be (products/few_words.h).
+// K is what keys and values are in memory: E, or int8, whose scales multiply scores and weights.
 template <class E, class K = E>
 class ForwardFewRows {
   using T = Compute<E>;
   static constexpr bool kHasScales = !std::is_same_v<K, E>;
-  static constexpr bool kMayUseWords = kMayMultiplyWords<E, K>;
 
  public:
   using Element = E;
   using Factor = T;
-  using Query = const T*;                   // [rows, D], times scale
+  using Query = const T*;                   // of pack_few_queries
   using Reference = QKV_ISA::Reference<T>;  // what weights are relative to
   static constexpr int64_t kKeyMultiple = 1;
   static constexpr bool kOverwritesOutput = false;
 
   ForwardFewRows(Arena& arena, const Problem& p)
       : p_(p),
-        by_words_(multiplies_words<E, K>(p)),
+        values_in_pairs_(multiplies_pairs<E, K>(p.head_dim_v)),
         scores_(arena.take<T>(kHasRests<K> ? 2 * kFewScores : p.plane_rows() * kFewStep)),
         at_{arena.take<const K*>(kFewStep), arena.take<const K*>(kFewStep)},
         next_at_{arena.take<const K*>(kFewStep), arena.take<const K*>(kFewStep)},
         marks_(hides_any(p) ? arena.take<T>(kFewKeys * kTileRows<T>) : nullptr),
         tile_weights_(hides_any(p) ? arena.take<T>(kFewKeys * kTileRows<T>) : nullptr),
+        zeros_(hides_any(p) ? arena.take<K>(p.head_dim_v) : nullptr),
         columns_(kFixedBits ? arena.take<T>(2 * kLanes<T> * p.head_dim) : nullptr),
         scales_(kHasScales ? arena.take<T>(kFewStep) : nullptr),
         scaled_weights_(kHasScales ? arena.take<T>(kFewScores) : nullptr),
-        words_(by_words_ ? arena.take<int16_t>(kFewScores) : nullptr) {}
+        words_(values_in_pairs_ ? arena.take<Word<K>>(kFewScores) : nullptr) {
+    if (zeros_ && !arena.counting()) std::fill_n(zeros_, p.head_dim_v, K{});
+  }
 
   static int64_t block_keys(int64_t) { return kFewKeys; }
-  static int64_t query_size(const Problem& p) { return kTileRows<T> * p.head_dim; }
+  static int64_t query_size(const Problem& p) {
+    return few_query_size<E, K>(p.plane_rows(), p.head_dim);
+  }
   static int64_t output_size(const Problem& p) { return kTileRows<T> * p.head_dim_v; }
   static bool has_own_sum(const Problem&) { return false; }
 
   Query pack(const Tile& tile, T* memory) const {
-    void (*pack)(const Problem&, Plane, int64_t, int64_t, T*) = pack_few_queries<E, K>;
-    if constexpr (kFixedBits) pack = pack_few_rows<E>;
-    if constexpr (kMayUseWords)
-      if (by_words_) pack = pack_few_words<E>;
-    pack(p_, tile.plane, tile.row, tile.rows, memory);
+    if constexpr (kFixedBits)
+      pack_few_rows<E>(p_, tile.plane, tile.row, tile.rows, memory);
+    else
+      pack_few_queries<E, K>(p_, tile.plane, tile.row, tile.rows, memory);
     return memory;
   }
 
@@ -73,13 +75,15 @@ class ForwardFewRows {
     find(next_key_, next_keys_, next_at_);
     FewAhead<K> ahead{{next_at_.keys, next_keys_}, keys_.dim()};
     multiply_keys(tile.rows, {at_.keys, keys}, query, ahead);
-    if constexpr (kHasScales) scale_scores(tile, key, keys, query);
+    if constexpr (kHasScales) scale_scores(tile, key, keys);
     return scores_;
   }
 
   void add_values(const Tile& tile, int64_t key, int64_t keys, const T* weights, const T* rescale,
                   const T* before, T* output) {
-    add_weighted(tile, keys, of_elements(tile, key, keys, weights), rescale, before, output);
+    FewAhead<K> ahead{{next_at_.values, next_keys_}, values_.dim()};
+    add_weighted(tile.rows, {at_.values, keys}, of_elements(tile, key, keys, weights), rescale,
+                 before, output, ahead);
   }
 
   // Hidden pairs are left out of the sums, which otherwise are those of add_values, to the last
@@ -90,24 +94,17 @@ class ForwardFewRows {
   }
   void add_visible_values(const Tile& tile, int64_t key, int64_t keys, const T* weights,
                           const T* rescale, const T* before, T* output) {
-    if constexpr (kHasScales) {  // int8 itself is finite
-      T* const seen = of_elements(tile, key, keys, weights);
-      for (int r = 0; r < tile.rows; ++r)
-        for (int64_t j = 0; j < keys; ++j)
-          if (marks_[j * tile.step + r] == 0) seen[r * kFewStep + j] = 0;
-      return add_weighted(tile, keys, seen, rescale, before, output);
-    }
+    weights = of_elements(tile, key, keys, weights);
     for (int r = 0; r < tile.rows; ++r) {
-      const K* seen[kFewKeys];
-      T seen_weights[kFewKeys];
+      const K* seen[kFewStep];
+      T seen_weights[kFewStep] = {};
       FewAhead<K> nothing{};
-      int64_t n = 0;
+      std::fill_n(seen, kFewStep, zeros_);
       for (int64_t j = 0; j < keys; ++j)
         if (marks_[j * tile.step + r] != 0)
-          seen[n] = at_.values[j], seen_weights[n++] = weights[r * kFewStep + j];
+          seen[j] = at_.values[j], seen_weights[j] = weights[r * kFewStep + j];
       const int64_t at = r * p_.head_dim_v;
-      add_few_values<K>(1, p_.head_dim_v, {seen, n}, seen_weights, rescale + r, before + at,
-                        output + at, nothing);
+      add_weighted(1, {seen, keys}, seen_weights, rescale + r, before + at, output + at, nothing);
     }
   }
 
@@ -121,7 +118,7 @@ class ForwardFewRows {
              int64_t begin) const {
     const int64_t dim = p_.head_dim_v;
     constexpr int64_t kStep = 2 * kLanes<T>;
-    for (int r = 0; r < tile.rows; ++r)
+    for (int r = 0; r < tile.rows && !values_in_pairs_; ++r)
       for (int64_t d = 0; d + kStep <= dim; d += kStep) from_parts<K>(output + r * dim + d);
     write_rows(tile, dim, factors, output, to, begin);
   }
@@ -140,18 +137,17 @@ class ForwardFewRows {
   void multiply_keys(int64_t rows, FewPlaces<K> keys, Query query, FewAhead<K>& ahead) {
     if constexpr (kFixedBits && !kHasScales)
       return few_scores_by_columns<K>(rows, p_.head_dim, keys, query, columns_, scores_, ahead);
-    if constexpr (kMayUseWords)
-      if (by_words_) return few_scores_by_words(rows, p_.head_dim, keys, query, scores_, ahead);
-    few_scores<K>(rows, p_.head_dim, keys, query, scores_, ahead);
+    few_scores<E, K>(rows, p_.head_dim, keys, query, scores_, ahead);
   }
 
   // Makes scores of what multiply_keys has made of int8 keys.
-  void scale_scores(const Tile& tile, int64_t key, int64_t keys, Query query) const {
+  void scale_scores(const Tile& tile, int64_t key, int64_t keys) const {
+    const bool have_rests = !multiplies_pairs<E, K>(p_.head_dim);
     for_each_scale(tile.rows, keys_, key, keys, p_.seqlen_k, scales_,
-                   [&](int r, int64_t at, Vec<T> scale) QKV_INLINE_LAMBDA {
-                     T* const x = scores_ + at;
-                     store(x, by_words_ ? score_of_words(x, query[r]) * scale
-                                        : load(x) * scale + load(x + kFewScores) * scale);
+                   [&](int64_t at, Vec<T> scale) QKV_INLINE_LAMBDA {
+                     const Vec<T> score = load(scores_ + at) * scale;
+                     store(scores_ + at,
+                           have_rests ? score + load(scores_ + kFewScores + at) * scale : score);
                    });
   }
 
@@ -159,7 +155,7 @@ class ForwardFewRows {
   auto* of_elements(const Tile& tile, int64_t key, int64_t keys, const T* weights) const {
     if constexpr (kHasScales) {
       for_each_scale(tile.rows, values_, key, keys, p_.seqlen_k, scales_,
-                     [&](int, int64_t at, Vec<T> scale) QKV_INLINE_LAMBDA {
+                     [&](int64_t at, Vec<T> scale) QKV_INLINE_LAMBDA {
                        store(scaled_weights_ + at, load(weights + at) * scale);
                      });
       return scaled_weights_;
@@ -168,30 +164,30 @@ class ForwardFewRows {
     }
   }
 
-  // add_values, of weights that are those of the elements.
-  void add_weighted(const Tile& tile, int64_t keys, const T* weights, const T* rescale,
-                    const T* before, T* output) {
-    FewAhead<K> ahead{{next_at_.values, next_keys_}, values_.dim()};
-    const FewPlaces<K> places{at_.values, keys};
-    if constexpr (kMayUseWords)
-      if (by_words_) {
+  // output [rows, Dv] = rescale * before + weights [rows x keys] of their elements * values.
+  void add_weighted(int64_t rows, FewPlaces<K> values, const T* weights, const T* rescale,
+                    const T* before, T* output, FewAhead<K>& ahead) {
+    const int64_t dim = p_.head_dim_v;
+    if constexpr (kMayMultiplyPairs<E, K>)
+      if (values_in_pairs_) {
         T units[kFewRows];
-        weights_to_words(tile.rows, keys, weights, words_, units);
-        return add_few_values_by_words(tile.rows, p_.head_dim_v, places, words_, units, rescale,
-                                       before, output, ahead);
+        weights_to_words(rows, values.count, weights, words_, units);
+        return add_few_values_by_pairs<K>(rows, dim, values, words_, units, rescale, before, output,
+                                          ahead);
       }
-    add_few_values<K>(tile.rows, p_.head_dim_v, places, weights, rescale, before, output, ahead);
+    add_few_values<K>(rows, dim, values, weights, rescale, before, output, ahead);
   }
 
   const Problem& p_;
-  const bool by_words_;
+  const bool values_in_pairs_;
   T* scores_;            // [kFewRows, kFewStep]
   Places at_, next_at_;  // of the block, and of the next one
   int64_t next_key_ = -1, next_keys_ = 0;
   T *marks_, *tile_weights_;     // [keys x lanes]; marks are of scores (repair/)
+  K* zeros_;                     // [Dv]
   T* columns_;                   // [D, 2 W]
   T *scales_, *scaled_weights_;  // of int8: [keys], [kFewRows, kFewStep]
-  int16_t* words_;               // [kFewRows, kFewStep], weights
+  Word<K>* words_;               // [kFewRows, kFewStep], weights
   KeyRows<K> keys_, values_;
 };
 

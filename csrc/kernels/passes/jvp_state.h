@@ -1,7 +1,7 @@
 // The operands and the scratch memory of the pass for forward-mode derivatives (jvp.h).
 #pragma once
 
-#include "kernels/products/few_rows.h"
+#include "kernels/products/few_pairs.h"
 #include "kernels/products/products.h"
 #include "kernels/score/dropout.h"
 #include "kernels/score/score.h"
@@ -105,8 +105,9 @@ struct JvpScratch {
         kept(take_score_tiles<T>(arena, p, kTileRows<T> * kKeyBlock)),
         rescale(arena.take<T>(kTileRows<T>)),
         rows(arena.take<T>(kTileRows<T> * padded<T>(p.head_dim_v))),
-        few_query(a.output.data && has_few_scores<E>(p) ? arena.take<T>(p.plane_rows() * p.head_dim)
-                                                        : nullptr),
+        few_query(a.output.data && has_few_scores<E>(p)
+                      ? arena.take<T>(few_query_size<E>(p.plane_rows(), p.head_dim))
+                      : nullptr),
         dropout(p),
         with_scores(moves_scores(a)),
         with_output(!a.output.data) {

@@ -2,7 +2,8 @@
 // that each element of a key and of a value is loaded once for all rows. With a row in each lane,
 // as elsewhere, most lanes would be idle, and every element would have to be broadcast.
 //
-// Here are the scores; the sums of values are in few_values.h.
+// Here are the scores; the sums of values are in few_values.h. Numbers of 16 bits may be multiplied
+// in pairs (few_words.h).
 //
 // Scores and weights of a block of keys are a matrix [rows x keys], of which rows are kFewStep
 // elements apart: so the softmax has keys in its lanes (score/few_softmax.h).
@@ -32,7 +33,7 @@ constexpr int kFewSums = std::max<int>(kLanes<T>, std::min(kRegisters - 4, 16));
 // are rounded as those of tiles are, whose keys are multiplied by their scales.
 template <class E>
 bool has_few_rows(const Problem& p) {
-  return !(kFixedBits && p.is_int8()) && few_rows_of(p, kLanes<Compute<E>>, kInPairs<E>);
+  return !(kFixedBits && p.is_int8()) && few_rows_of(p, kLanes<Compute<E>>, kTiles && kInPairs<E>);
 }
 // Whether passes after the forward pass make the scores in this way. Where bits are fixed, they are
 // those of tiles, which other passes make anyway.
@@ -146,14 +147,14 @@ __attribute__((noinline)) void dot_rows(int64_t dim, FewPlaces<E> keys, const T*
   }
 }
 
-// Calls f(row, rows) for each portion of `rows` rows, whose scores with `keys` keys it makes: two
-// steps of `ahead` for each kFewAtOnce of them.
-template <class T, class E, class F>
-QKV_INLINE void dot_portions(int64_t rows, int64_t keys, FewAhead<E>& ahead, const F& f) {
+// Calls f(row, rows) for each portion of `rows` rows, whose scores with `keys` keys it makes, as
+// many at a time as at_once(rows): two steps of `ahead` each time.
+template <class T, class E, class AtOnce, class F>
+QKV_INLINE void dot_portions(int64_t rows, int64_t keys, FewAhead<E>& ahead, const AtOnce& at_once,
+                             const F& f) {
   ahead.steps = 0;
   for_each_portion<kFewPortion<T>>(rows, [&](int64_t, auto count) {
-    constexpr int kKeys = kFewAtOnce<T, count>;
-    ahead.steps += 2 * ((keys + kKeys - 1) / kKeys);
+    ahead.steps += 2 * ((keys + at_once(count) - 1) / at_once(count));
   });
   for_each_portion<kFewPortion<T>>(rows, f);
 }
@@ -162,8 +163,8 @@ QKV_INLINE void dot_portions(int64_t rows, int64_t keys, FewAhead<E>& ahead, con
 // portion [dim / W, rows of the portion, W], the elements in the order in which load_part reads
 // them.
 template <class E, class K = E, class T = Compute<E>>
-void pack_few_queries(const Rows<const E>& from, int64_t row, int64_t rows, int64_t dim, T scale,
-                      T* query) {
+void pack_few_elements(const Rows<const E>& from, int64_t row, int64_t rows, int64_t dim, T scale,
+                       T* query) {
   constexpr int W = kLanes<T>;
   for_each_portion<kFewPortion<T>>(rows, [&](int64_t first, auto count) {
     for (int r = 0; r < count; ++r)
@@ -180,17 +181,13 @@ void pack_few_queries(const Rows<const E>& from, int64_t row, int64_t rows, int6
       }
   });
 }
-// Those of the queries of a plane.
-template <class E, class K = E, class T = Compute<E>>
-void pack_few_queries(const Problem& p, Plane plane, int64_t row, int64_t rows, T* query) {
-  pack_few_queries<E, K>(rows_of<E>(p, p.query, plane), row, rows, p.head_dim, T(p.scale), query);
-}
 
-// scores [rows x keys] = the scores of the queries of pack_few_queries.
+// scores [rows x keys] = the scores of the queries of pack_few_elements.
 template <class E, class T = Compute<E>>
-void few_scores(int64_t rows, int64_t dim, FewPlaces<E> keys, const T* query, T* scores,
-                FewAhead<E>& ahead) {
-  dot_portions<T>(rows, keys.count, ahead, [&](int64_t r, auto count) {
+void few_scores_by_elements(int64_t rows, int64_t dim, FewPlaces<E> keys, const T* query, T* scores,
+                            FewAhead<E>& ahead) {
+  const auto at_once = [](auto count) { return kFewAtOnce<T, count>; };
+  dot_portions<T>(rows, keys.count, ahead, at_once, [&](int64_t r, auto count) {
     dot_rows<E, count>(dim, keys, query + r * dim, scores + r * kFewStep, ahead);
   });
 }

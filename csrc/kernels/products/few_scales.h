@@ -6,7 +6,7 @@
 
 namespace qkv::QKV_ISA {
 
-// Calls put(r, at, scale) for each of `rows` rows and each vector of scales of keys [key, key +
+// Calls put(at, scale) for each of `rows` rows and each vector of scales of keys [key, key +
 // keys) of `places`, which has `seqlen` keys; `at` is where their scores are in [rows x keys].
 // Beyond the last key the scales are 0. scales [kFewStep] is scratch memory.
 template <class K, class T, class F>
@@ -27,7 +27,7 @@ QKV_INLINE void for_each_scale(int rows, const KeyRows<K>& places, int64_t key, 
   });
   for (int64_t j = keys; j < end; ++j) scales[j] = 0;
   for (int r = 0; r < rows; ++r)
-    for (int64_t j = 0; j < end; j += kLanes<T>) put(r, r * kFewStep + j, load(scales + j));
+    for (int64_t j = 0; j < end; j += kLanes<T>) put(r * kFewStep + j, load(scales + j));
 }
 
 }  // namespace qkv::QKV_ISA

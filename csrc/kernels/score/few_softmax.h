@@ -2,7 +2,7 @@
 // are in the lanes, and only the largest score and the sum of a row go across lanes, once a block.
 #pragma once
 
-#include "kernels/products/few_rows.h"
+#include "kernels/products/few_pairs.h"
 #include "kernels/score/softmax.h"
 #include "kernels/simd/exp.h"
 #include "kernels/simd/transpose.h"

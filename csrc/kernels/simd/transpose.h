@@ -5,12 +5,12 @@
 
 namespace qkv::QKV_ISA {
 
-// Two rows that are `apart` become the lanes of both that `first` says, and those that `second`
-// says (shuffle).
-template <class T, int apart, class First, class Second>
+// Two of ROWS rows that are `apart` become the lanes of both that `first` says, and those that
+// `second` says (shuffle).
+template <class T, int apart, int ROWS, class First, class Second>
 QKV_INLINE void shuffle_rows(Vec<T>* rows, First first, Second second) {
   QKV_UNROLL
-  for (int i = 0; i < kLanes<T>; ++i) {
+  for (int i = 0; i < ROWS; ++i) {
     if (i & apart) continue;
     const Vec<T> a = rows[i], b = rows[i + apart];
     rows[i] = shuffle(a, b, first);
@@ -20,28 +20,28 @@ QKV_INLINE void shuffle_rows(Vec<T>* rows, First first, Second second) {
 
 // Lanes of two rows in turns, those of the first and those of the second half of each 16 bytes: one
 // instruction where stage 1 of lanes of 4 bytes would be two.
-template <class T, int apart>
+template <class T, int apart, int ROWS>
 QKV_INLINE void interleave_rows(Vec<T>* rows) {
-  shuffle_rows<T, apart>(
+  shuffle_rows<T, apart, ROWS>(
       rows, [](int l) { return (l & 1 ? kLanes<T> : 0) + l / 4 * 4 + l % 4 / 2; },
       [](int l) { return (l & 1 ? kLanes<T> : 0) + l / 4 * 4 + 2 + l % 4 / 2; });
 }
 
 // A W x W transposition has stages h = W / 2, W / 4, ... 1. Stage h exchanges the two off-diagonal
-// h x h squares of every 2h x 2h square. This does stages h, h / 2, ... 1 on W rows: with h = W /
-// 2, it transposes them.
-template <class T, int h>
+// h x h squares of every 2h x 2h square. This does stages h, h / 2, ... 1 on ROWS rows: on W rows
+// and with h = W / 2, it transposes them.
+template <class T, int h, int ROWS = kLanes<T>>
 QKV_INLINE void exchange(Vec<T>* rows) {
   if constexpr (h == 2 && sizeof(rows[0][0]) == 4) {
     // Interleaving moves the upper bit of a lane's number within 16 bytes to the rows, and a bit of
     // the rows to the lower one; twice, it does what stages 2 and 1 do.
-    interleave_rows<T, 2>(rows);
-    interleave_rows<T, 1>(rows);
+    interleave_rows<T, 2, ROWS>(rows);
+    interleave_rows<T, 1, ROWS>(rows);
   } else if constexpr (h > 0) {
-    shuffle_rows<T, h>(
+    shuffle_rows<T, h, ROWS>(
         rows, [](int l) { return (l & h) ? kLanes<T> + l - h : l; },
         [](int l) { return (l & h) ? kLanes<T> + l : l + h; });
-    exchange<T, h / 2>(rows);
+    exchange<T, h / 2, ROWS>(rows);
   }
 }
 
@@ -107,7 +107,20 @@ QKV_INLINE Vec<T> sum_lanes(Vec<T>* sums) {
   const auto add = [&](Vec<T> a, Vec<T> b) QKV_INLINE_LAMBDA { return a + b; };
   return fold_lanes<T>(sums, add, add);
 }
-// Likewise; rest is what the last addition has rounded off, exactly (Knuth's TwoSum).
+// Returns the vector whose lanes 4 p + j are the sums of lanes j, j + 4, ... of sums[p], of which
+// there are W / 4. Overwrites them.
+template <class T, int h = kLanes<T> / 2>
+QKV_INLINE Vec<T> sum_quads(Vec<T>* sums) {
+  const auto add = [&](Vec<T> a, Vec<T> b) QKV_INLINE_LAMBDA { return a + b; };
+  if constexpr (h < 4) {
+    return sums[0];
+  } else {
+    QKV_UNROLL
+    for (int i = 0; i < h / 4; ++i) sums[i] = fold_two<T, h>(sums[i], sums[i + h / 4], add);
+    return sum_quads<T, h / 2>(sums);
+  }
+}
+// As sum_lanes; rest is what the last addition has rounded off, exactly (Knuth's TwoSum).
 template <class T>
 QKV_INLINE Vec<T> sum_lanes(Vec<T>* sums, Vec<T>& rest) {
   const auto add = [&](Vec<T> a, Vec<T> b) QKV_INLINE_LAMBDA { return a + b; };

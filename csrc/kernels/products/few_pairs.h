@@ -1,0 +1,142 @@
+// Scores of few rows with keys that are multiplied in pairs of words (few_words.h).
+//
+// Four keys at a time, a *quad*, are transposed within each 16 bytes: vector i of a quad has, four
+// pairs apart, pair i of the first, the second, the third and the fourth key. A query has vectors
+// of four times the same pair to multiply them with. So a sum has keys in its lanes, four times
+// over, and few additions remain: sums of all lanes, as of one key (store_sums), were as much work
+// as the products of 128 numbers.
+#pragma once
+
+#include "kernels/products/few_words.h"
+
+namespace qkv::QKV_ISA {
+
+// How many quads are taken at a time: two, for which a query is loaded once, where there are
+// registers for the sums; and so many that sums of all lanes fill a vector.
+template <int ROWS>
+constexpr int kFewQuads = std::max(kRegisters / 16, kLanes<float> / 4 / ROWS);
+static_assert(4 * kFewQuads<1> <= kFewPad, "rows have room for what is behind the last key");
+
+// How many numbers pack_few_queries needs room for.
+template <class E, class K = E>
+int64_t few_query_size(int64_t rows, int64_t dim) {
+  return multiplies_pairs<E, K>(dim) ? rows * (2 * dim + 1) + 2 * dim : rows * dim;
+}
+// What products of packed rows are to be multiplied by, the scale among it, lies behind them.
+template <class Number>
+Number* units_of(int64_t rows, int64_t dim, Number* packed) {
+  return packed + rows * 2 * dim;
+}
+
+// Packs rows [row, row + rows), of `dim` numbers each, and their units: portion after portion [dim
+// / kWords, 4, rows of the portion, kWords].
+template <class E, class K>
+void pack_few_pairs(const Rows<const E>& from, int64_t row, int64_t rows, int64_t dim, float scale,
+                    float* packed) {
+  float *const units = units_of(rows, dim, packed), *const wide = units + rows;
+  auto* const words = reinterpret_cast<Word<K>*>(wide + dim);
+  for_each_portion<kFewPortion<float>>(rows, [&](int64_t first, auto count) {
+    for (int r = 0; r < count; ++r) {
+      units[first + r] = scale * row_to_words(from[row + first + r], from.col, dim, wide, words);
+      auto* to = reinterpret_cast<Word<K>*>(packed) + first * 4 * dim + r * kWords;
+      for (int64_t d = 0; d < dim; d += kWords) {
+        const Int32 pairs = (Int32)words_at(words + d);
+        Int32 quad[] = {pairs, pairs, pairs, pairs};
+        exchange<int32_t, 2, 4>(quad);
+        for (int i = 0; i < 4; ++i, to += count * kWords) std::memcpy(to, quad + i, sizeof pairs);
+      }
+    }
+  });
+}
+
+// scores[r * kFewStep + 4 n + j] = the sum of lanes j, j + 4, ... of sum[r * QUADS + n].
+template <class S, int ROWS, int QUADS>
+QKV_INLINE void store_quads(Vec<S>* sum, S* scores) {
+  constexpr int W = kLanes<S>, N = std::min(W, 4 * QUADS);
+  static_assert(4 * ROWS * QUADS % W == 0);
+  QKV_UNROLL
+  for (int first = 0; first < 4 * ROWS * QUADS; first += W) {
+    const Vec<S> all = sum_quads<S>(sum + first / 4);
+    QKV_UNROLL
+    for (int i = 0; i < W; i += N) {
+      const int row = (first + i) / (4 * QUADS), key = (first + i) % (4 * QUADS);
+      store_lanes<N>(scores + row * kFewStep + key, all, i);
+    }
+  }
+}
+
+// sums[r * kFewStep + j] = the dot product of query r with key j, for ROWS queries, packed.
+template <class K, int ROWS>
+__attribute__((noinline)) void dot_pair_rows(int64_t dim, FewPlaces<K> keys, const Word<K>* query,
+                                             PairSum<K>* sums, FewAhead<K>& ahead) {
+  using S = PairSum<K>;
+  constexpr int QUADS = kFewQuads<ROWS>, KEYS = 4 * QUADS;
+  const K* const* const end = keys.rows + keys.count;
+  for (; keys.rows < end; keys.rows += KEYS, sums += KEYS) {
+    ahead.step();
+    Vec<S> sum[ROWS * QUADS];
+    const K* row[KEYS];
+    QKV_UNROLL
+    for (int j = 0; j < KEYS; ++j) row[j] = keys.rows[j];
+    QKV_UNROLL
+    for (int n = 0; n < ROWS * QUADS; ++n) sum[n] = Vec<S>{};
+    const Word<K>* q = query;
+    for (int64_t d = 0; d < dim; d += kWords) {
+      Int32 quads[KEYS];
+      QKV_UNROLL
+      for (int j = 0; j < KEYS; ++j) quads[j] = (Int32)words_at(row[j] + d);
+      exchange<int32_t, 2, KEYS>(quads);
+      QKV_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        QKV_UNROLL
+        for (int r = 0; r < ROWS; ++r, q += kWords) {
+          const Words x = in_register(words_at(q));
+          QKV_UNROLL
+          for (int n = 0; n < QUADS; ++n)
+            sum[r * QUADS + n] = add_pairs<K>(sum[r * QUADS + n], (Words)quads[4 * n + i], x);
+        }
+      }
+    }
+    ahead.step();
+    store_quads<S, ROWS, QUADS>(sum, sums);
+  }
+}
+
+// scores [rows x keys] = the scores of the queries of pack_few_pairs, before the scales of keys.
+template <class K>
+void few_scores_by_pairs(int64_t rows, int64_t dim, FewPlaces<K> keys, const float* query,
+                         float* scores, FewAhead<K>& ahead) {
+  const auto* const packed = reinterpret_cast<const Word<K>*>(query);
+  auto* const sums = reinterpret_cast<PairSum<K>*>(scores);
+  const auto at_once = [](auto count) { return 4 * kFewQuads<count>; };
+  dot_portions<float>(rows, keys.count, ahead, at_once, [&](int64_t r, auto count) {
+    dot_pair_rows<K, count>(dim, keys, packed + r * 4 * dim, sums + r * kFewStep, ahead);
+  });
+  const float* const units = units_of(rows, dim, query);
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t j = r * kFewStep; j < r * kFewStep + keys.count; j += kLanes<float>)
+      store(scores + j, __builtin_convertvector(load(sums + j), Vec<float>) * units[r]);
+}
+
+// Packs rows [row, row + rows) of the queries of a plane, times scale, for keys of K.
+template <class E, class K = E, class T = Compute<E>>
+void pack_few_queries(const Problem& p, Plane plane, int64_t row, int64_t rows, T* query) {
+  const Rows<const E> from = rows_of<E>(p, p.query, plane);
+  if constexpr (kMayMultiplyPairs<E, K>)
+    if (multiplies_pairs<E, K>(p.head_dim))
+      return pack_few_pairs<E, K>(from, row, rows, p.head_dim, p.scale, query);
+  pack_few_elements<E, K>(from, row, rows, p.head_dim, T(p.scale), query);
+}
+
+// scores [rows x keys] = the scores of the queries of pack_few_queries; with keys of int8, before
+// their scales.
+template <class E, class K = E, class T = Compute<E>>
+void few_scores(int64_t rows, int64_t dim, FewPlaces<K> keys, const T* query, T* scores,
+                FewAhead<K>& ahead) {
+  if constexpr (kMayMultiplyPairs<E, K>)
+    if (multiplies_pairs<E, K>(dim))
+      return few_scores_by_pairs<K>(rows, dim, keys, query, scores, ahead);
+  few_scores_by_elements<K>(rows, dim, keys, query, scores, ahead);
+}
+
+}  // namespace qkv::QKV_ISA
