@@ -138,12 +138,12 @@ class GroupedHeads(torch.nn.Module):
         return options
 
     def _attend(
-        self, query: Tensor, key: Tensor | None, value: Tensor | None, gate: list[Tensor],
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, gate: Tensor | None,
         mask: Tensor | None, spans: Spans | Tensor | None, cache: KVCache | None, **options: Any,
     ) -> Tensor:  # fmt: skip
         """The layer's output. With a cache key and value, unless None, are appended to it.
 
-        gate: empty, or the one before the sigmoid. options: what the cache alone is told."""
+        gate: before the sigmoid. options: what the cache alone is told."""
         if mask is not None:
             self._check_mask(mask, query, key, cache)
         common: dict[str, Any] = {
@@ -162,8 +162,8 @@ class GroupedHeads(torch.nn.Module):
                 query, key, value, mask, dropout, self.is_causal,
                 scale=self.scale, enable_gqa=True, **common,
             )  # fmt: skip
-        if gate:
-            output = output * gate[0].sigmoid()
+        if gate is not None:
+            output = output * gate.sigmoid()
         return self.o_proj(output.transpose(1, 2).flatten(-2))
 
     def _load_from_state_dict(

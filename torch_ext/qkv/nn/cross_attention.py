@@ -70,21 +70,16 @@ class CrossAttention(GroupedHeads):
         Raises:
             RuntimeError: shapes and dtypes that do not fit; a cache in training with dropout.
         """
-        cache = None if isinstance(context, Tensor) else context
-        self._check(x, cache)
-        key, value = None, None
         if isinstance(context, Tensor):
-            key, value = self._keys(context, x.size(0))
-        query, *gate = self._split(self.q_proj, x, self.num_heads)
-        return self._attend(self._normed(query, self.q_norm), key, value, gate, mask, spans, cache)
+            return self._attend(*self.project(x, context), mask, spans, None)
+        query, gate = self._query(x, context)
+        return self._attend(query, None, None, gate, mask, spans, context)
 
     def project(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """What `forward` attends with: query `[B, H, L, D]`, normed; key, likewise, and value,
         `[B, Hkv, S, D]`; and the gate before the sigmoid, as query, or None."""
-        self._check(x, None)
-        query, *gate = self._split(self.q_proj, x, self.num_heads)
-        query = self._normed(query, self.q_norm)
-        return query, *self._keys(context, x.size(0)), gate[0] if gate else None
+        query, gate = self._query(x, None)
+        return query, *self._keys(context, x.size(0)), gate
 
     @torch.no_grad()
     def new_cache(self, context: Tensor, *, dtype: torch.dtype | None = None) -> KVCache:
@@ -93,6 +88,12 @@ class CrossAttention(GroupedHeads):
 
         dtype: of the cache, torch.int8 as in `SelfAttention`; that of the projection if None."""
         return KVCache.filled(*self._keys(context), dtype)
+
+    def _query(self, x: Tensor, cache: KVCache | None) -> tuple[Tensor, Tensor | None]:
+        """Query and gate."""
+        self._check(x, cache)
+        query, *gate = self._split(self.q_proj, x, self.num_heads)
+        return self._normed(query, self.q_norm), gate[0] if gate else None
 
     def _keys(self, context: Tensor, batch: int | str = "B") -> tuple[Tensor, Tensor]:
         """Key and value. batch: how many rows are expected, if that is known."""

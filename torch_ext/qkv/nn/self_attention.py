@@ -151,19 +151,17 @@ class SelfAttention(GroupedHeads):
             RuntimeError: shapes and dtypes that do not fit; a cache that has not so much room,
                 or in training with dropout.
         """
-        self._check(x, cache, positions)
-        query, key, value, *gate = self._split(self.qkv_proj, x, self._heads)
-        options: dict[str, Any] = {}
         own = self.rotary if positions is None and rotary is None else None
         if cache is None or own is None or self.q_norm is not None or not self.is_causal:
-            tables = rotary or self._tables(query, cache, positions)
-            query, key = self._norm_and_rotate(query, key, tables)
-        else:  # The cache's operator turns query and key itself, to the same bits in less time.
-            dtype = torch.promote_types(query.dtype, torch.float32)
-            table = own.table(cache.length + x.size(1), dtype)
-            cos, sin = table.to(query.device).unbind(-2)
-            options = {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": own.interleaved}
-        return self._attend(query, key, value, gate, mask, spans, cache, **options)
+            heads = self.project(x, cache, positions=positions, rotary=rotary)
+            return self._attend(*heads, mask, spans, cache)
+        # The cache's operator turns query and key itself, to the same bits in less time.
+        heads = self._projected(x, cache)
+        dtype = torch.promote_types(heads[0].dtype, torch.float32)
+        table = own.table(cache.length + x.size(1), dtype)
+        cos, sin = table.to(heads[0].device).unbind(-2)
+        turned = {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": own.interleaved}
+        return self._attend(*heads, mask, spans, cache, **turned)
 
     def project(
         self,
@@ -176,11 +174,18 @@ class SelfAttention(GroupedHeads):
         """What `forward` attends with: query `[B, H, L, D]`, normed and rotated; key, likewise, and
         value, `[B, Hkv, L, D]`; and the gate before the sigmoid, as query, or None. Nothing is
         appended to the cache."""
-        self._check(x, cache, positions)
-        query, key, value, *gate = self._split(self.qkv_proj, x, self._heads)
+        query, key, value, gate = self._projected(x, cache)
+        # Not "in", by which torch.compile finds no number equal to a symbol.
+        if positions is not None and all(positions.shape != x.shape[i:2] for i in range(2)):
+            wanted = f"[{x.size(1)}] or [{x.size(0)}, {x.size(1)}] is expected"
+            self._refuse("positions", positions, wanted)
         tables = rotary or self._tables(query, cache, positions)
-        query, key = self._norm_and_rotate(query, key, tables)
-        return query, key, value, gate[0] if gate else None
+        if tables is not None or self.q_norm is not None:
+            none = query.new_empty(query.size(-2), 0)
+            options = self._norm_options(query=self.q_norm, key=self.k_norm)
+            options["interleaved"] = getattr(self.rotary, "interleaved", False)
+            query, key = rotate(query, key, *(tables or (none, none)), **options)
+        return query, key, value, gate
 
     def new_cache(
         self, batch: int, length: int, *, dtype: torch.dtype | None = None, pages: int | None = None
@@ -216,23 +221,13 @@ class SelfAttention(GroupedHeads):
         layer.load_state_dict(module.state_dict())
         return layer
 
-    def _check(self, x: Tensor, cache: KVCache | None, positions: Tensor | None = None) -> None:
-        super()._check(x, cache)
-        batch, length, _ = x.shape
-        # Not "in", by which torch.compile finds no number equal to a symbol.
-        if positions is not None and all(positions.shape != x.shape[i:2] for i in range(2)):
-            self._refuse("positions", positions, f"[{length}] or [{batch}, {length}] is expected")
-
-    def _norm_and_rotate(
-        self, query: Tensor, key: Tensor, tables: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor]:
-        if tables is None and self.q_norm is None:
-            return query, key
-        none = query.new_empty(query.size(-2), 0)
-        cos, sin = tables or (none, none)
-        options = self._norm_options(query=self.q_norm, key=self.k_norm)
-        options["interleaved"] = getattr(self.rotary, "interleaved", False)
-        return rotate(query, key, cos, sin, **options)
+    def _projected(
+        self, x: Tensor, cache: KVCache | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """As `project`, before norms and rotation."""
+        self._check(x, cache)
+        query, key, value, *gate = self._split(self.qkv_proj, x, self._heads)
+        return query, key, value, gate[0] if gate else None
 
     def _tables(
         self, query: Tensor, cache: KVCache | None, positions: Tensor | None
