@@ -195,33 +195,24 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             masks["attn_mask"] = None  # the hint says as much
         masks["attn_bias"] = attn_bias
         heads: dict[str, Any] = {"num_heads": self.num_heads, "is_batched": is_batched}
-        if (weights := self._plain_weights(query, key, value)) is not None:
-            check_dtypes(query.dtype, **masks)
-            call |= mask_arguments(**masks, **heads, dtype=query.dtype)
-            return _multi_head(
-                query, key, value, self.num_heads, *weights, sequence, *wanted, **call
-            )
-        query, key, value = (x.movedim(sequence, -2) for x in project(self, query, key, value))
+        parameters = in_weights(self), self.in_proj_bias, self.out_proj.weight, self.out_proj.bias
+        has_more_keys = self.bias_k is not None or self.add_zero_attn
+        # One operator does all that is left, which is as long as 30 us of Python. Under autocast
+        # the projections have another dtype.
+        is_one = is_plain(query, key, value, *parameters[0], *parameters[1:])
+        is_one = is_one and not has_more_keys and not torch.is_autocast_enabled("cpu")
+        if not is_one:
+            query, key, value = (x.movedim(sequence, -2) for x in project(self, query, key, value))
         check_dtypes(query.dtype, **masks)
-        if self.bias_k is not None or self.add_zero_attn:
+        if has_more_keys:
             key, value = self._with_more_keys(key, value)
             masks, call = with_columns(masks, call, sizes, key)
         call |= mask_arguments(**masks, **heads, dtype=query.dtype)
+        if is_one:
+            places = self.num_heads, *parameters, sequence, *wanted
+            return _multi_head(query, key, value, *places, **call)
         output, weights = attend((query, key, value), *wanted, call)
         return self._project_output(output.movedim(-2, sequence)), weights
-
-    def _plain_weights(self, *inputs: Tensor) -> Any:
-        """The weights and biases of both projections where one operator does all that is left,
-        which is as long as 30 us of Python; else None."""
-        weights, out_proj = in_weights(self), self.out_proj
-        if (
-            not is_plain(*inputs, *weights, self.in_proj_bias, out_proj.weight, out_proj.bias)
-            or self.bias_k is not None
-            or self.add_zero_attn
-            or torch.is_autocast_enabled("cpu")  # the projections have another dtype then
-        ):
-            return None
-        return weights, self.in_proj_bias, out_proj.weight, out_proj.bias
 
     def _refuse_options(self, device: torch.device, others: dict[str, Any]) -> None:
         """Raises NotImplementedError for what torch's layer has not."""
