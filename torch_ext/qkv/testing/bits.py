@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import qkv
+from qkv.nn import KVCache
 from qkv.testing._dropout import WORD, philox
 
 Results = tuple[Tensor, ...]
@@ -76,29 +77,14 @@ def _packed() -> Results:
     return (qkv.varlen_attn(query, key, value, ends, ends, 80, 80, window_size=(-1, 0)),)
 
 
-def _cached(dtype: torch.dtype, page: int = 0) -> Results:
-    """100 keys, then steps of 1 and 7 queries; in blocks of `page` keys, if it is not 0."""
-    shape = (2 * 128 // page, 2, page, 32) if page else (2, 2, 128, 32)
-    caches = [torch.zeros(shape, dtype=dtype) for _ in "kv"]
-    options: dict[str, Any] = {}
-    if page:
-        table = torch.arange(2 * 128 // page, dtype=torch.int32).flip(0)
-        options["block_table"] = table.view(2, -1)
-    if dtype == torch.int8:
-        options |= {name: torch.zeros(shape[:-1]) for name in ("k_scale", "v_scale")}
-    results = []
-    for n, (L, begin) in enumerate([(100, 0), (1, 100), (7, 101)]):
-        query = numbers(f"query {n}", 2, 8, L, 32)
-        key, value = (numbers(f"{name} {n}", 2, 2, L, 32) for name in ("key", "value"))
-        if dtype != torch.int8:
-            query, key, value = (x.to(dtype) for x in (query, key, value))
-        begins = torch.full((2,), begin, dtype=torch.int32)
-        k_cache, v_cache = caches
-        results.append(
-            qkv.attention_with_kvcache(
-                query, k_cache, v_cache, key, value, cache_seqlens=begins, causal=True, **options
-            )
-        )
+def _cached(dtype: torch.dtype, pages: int | None = None) -> Results:
+    """100 keys, then steps of 1 and 7 queries; in blocks of `pages` keys, if it is not None."""
+    cache, results = KVCache.empty(2, 2, 128, 32, dtype, pages), []
+    for n, L in enumerate((100, 1, 7)):
+        of = torch.float32 if dtype == torch.int8 else dtype
+        query = numbers(f"query {n}", 2, 8, L, 32, dtype=of)
+        key, value = (numbers(f"{name} {n}", 2, 2, L, 32, dtype=of) for name in ("key", "value"))
+        results.append(cache.attend(query, key, value, causal=True))
     return tuple(results)
 
 
