@@ -12,7 +12,7 @@ from torch.nn.attention.varlen import AuxRequest
 
 import qkv
 from qkv import testing
-from qkv.testing._kvcache import quantize
+from qkv.testing._items import quantize
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SCALES = ["tensor", "head", "token"]

@@ -22,7 +22,7 @@ from strategies import LAYOUTS, lay_out, one_example_in
 
 import qkv
 from qkv import testing
-from qkv.testing._kvcache import quantize
+from qkv.testing._items import quantize
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 INT = torch.int32

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import qkv
 from qkv import testing
-from qkv.testing._kvcache import quantize
+from qkv.testing._items import quantize
 
 B, ROOM, SIZE = 3, 12, 4  # batch items, rows for each of them, rows of a block
 LENGTHS = [3, 0, 7]

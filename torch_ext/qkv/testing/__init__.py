@@ -8,10 +8,9 @@ not fast: it holds all scores at once. docs/testing.md shows how a model is held
 
 from qkv.testing._dropout import dropout_mask, dropout_seed, philox
 from qkv.testing._functional import attention, attention_weights, hard_attention
-from qkv.testing._kvcache import attention_with_kvcache
+from qkv.testing._items import attention_with_kvcache, varlen_attn
 from qkv.testing._scores import Place, attention_scores, distance, visible
 from qkv.testing._tolerance import assert_as_accurate, assert_close, max_error, rms_error
-from qkv.testing._varlen import varlen_attn
 
 __all__ = [
     "Place",

@@ -1,14 +1,9 @@
 """Attention as a composition of torch's operators: docs/options.md, line by line."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from qkv._refuse import refuse
-from qkv.options import MASKS
-from qkv.spans import tensor_of
 from qkv.testing._arguments import check_broadcast, check_value
 from qkv.testing._dropout import dropped
 from qkv.testing._scores import Place, attention_scores, leading, repeat_heads
@@ -178,22 +173,3 @@ def softmax(scores: Tensor, sinks: Tensor | None = None) -> tuple[Tensor, Tensor
     # A sink of -inf is none, and has no gradient.
     alone = column.masked_fill(column == -torch.inf, -torch.inf).squeeze(-1)
     return weights, lse.where(~nothing.squeeze(-1), alone)
-
-
-def of_item(
-    options: Mapping[str, Any], lead: tuple[int, ...], item: int, L: int, S: int
-) -> dict[str, Any]:
-    """The options of a call for one batch item, or document, with so many queries and keys. What
-    has a number for each head, and broadcasts to lead, `[B, H]`, becomes `[H]`; what broadcasts to
-    `[B, H, L, S]`, where L and S may be larger than the item's, becomes `[H or 1, L or 1, S or 1]`.
-    """
-    own = dict(options)
-    for name, x in options.items():
-        if name in MASKS and x is not None:
-            x = tensor_of(x)
-            x = x[(None,) * (4 - x.dim())]
-            x = x[item if x.size(0) > 1 else 0, :, :L]
-            own[name] = x if name == "spans" else x[..., :S]
-        elif isinstance(x, Tensor) and name != "dropout_seed":
-            own[name] = x.expand(lead)[item]
-    return own

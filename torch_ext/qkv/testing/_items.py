@@ -1,10 +1,84 @@
-"""Decoding with a cache, as a composition of torch's operators: each batch item alone."""
+"""Packed documents, and batch items with a cache, as compositions of torch's operators: each of
+them alone, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from qkv.testing._functional import attention, of_item
+from qkv.options import MASKS
+from qkv.spans import tensor_of
+from qkv.testing._functional import attention
 from qkv.testing._scores import Place
+
+if TYPE_CHECKING:
+    from torch.nn.attention.varlen import AuxRequest
+
+
+def varlen_attn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor | None = None,
+    max_q: int | None = None,
+    max_k: int | None = None,
+    *,
+    return_aux: AuxRequest | None = None,
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_splits: int | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    dtype: torch.dtype = torch.float64,
+    **options,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`qkv.varlen_attn` in torch's operators; what is not named here is as in `attention`.
+
+    Args:
+        query: `[T, H, D]`. key: `[Tk, Hkv, D]`. value: `[Tk, Hkv, Dv]`; with block_table key and
+            value are `[blocks, block_size, Hkv, ...]`.
+        max_q, max_k, num_splits: not needed.
+        k_scale, v_scale: what the numbers of an int8 key and value are multiplied by: `[]`, `[1]`,
+            `[Hkv]` or `[blocks, block_size, Hkv]`.
+        options: those of `attention`, with the numbers of heads, alibi_slopes and the like,
+            broadcastable to `[N, H]`, masks and spans to `[N, H, L, S]` and `[N, H, L, 2 n]`, by
+            positions within a document; attn_mask and is_causal, too, which `qkv.varlen_attn` has
+            not. For dropout_seed documents count as batch items.
+
+    Returns:
+        `[T, H, Dv]` in dtype; with `return_aux.lse` also `[H, T]`.
+
+    Raises:
+        TypeError: as `attention` does.
+        ValueError: as `attention` does, and for block_table without seqused_k.
+    """
+    if block_table is not None and seqused_k is None:
+        raise ValueError("seqused_k is None, but with block_table `[N]` is expected")
+    key, value = (
+        x if scale is None else x.double() * scale.double().unsqueeze(-1)
+        for x, scale in ((key, k_scale), (value, v_scale))
+    )
+    slots = [] if block_table is None else _slots(block_table, key.size(1))
+    per_document = (len(cu_seq_q) - 1, query.size(1))
+    # Rows that lie in no document stay as they are here.
+    output = query.new_zeros(*query.shape[:2], value.size(-1), dtype=dtype)
+    lse = query.new_full((query.size(1), query.size(0)), -torch.inf, dtype=dtype)
+    for n in range(per_document[0]):
+        rows = torch.arange(*cu_seq_q[n : n + 2].tolist(), device=query.device)
+        if block_table is None or seqused_k is None:
+            begin, end = (cu_seq_q if cu_seq_k is None else cu_seq_k)[n : n + 2].tolist()
+            keys = slice(begin, end if seqused_k is None else begin + int(seqused_k[n]))
+        else:
+            keys = tuple(x[: int(seqused_k[n])] for x in slots[n])
+        its = (x.transpose(0, 1) for x in (query[rows], key[keys], value[keys]))
+        found = _alone(n, per_document, its, options, dtype=dtype, place=Place(first_item=n))
+        output = output.index_copy(0, rows, found[0].transpose(0, 1))
+        lse = lse.index_copy(1, rows, found[1])
+    return (output, lse) if return_aux is not None and return_aux.lse else output
 
 
 def attention_with_kvcache(
@@ -70,14 +144,38 @@ def attention_with_kvcache(
     for b, (rows, at) in enumerate(slots):
         seen = slice(begins[b], ends[b])
         keys, values = (x[rows[seen], :, at[seen]].transpose(0, 1) for x in caches)
-        own = of_item(options, query.shape[:2], b, query.size(2), keys.size(1))
         # score_mod counts queries as places in the row, whose last one is that of the last key.
         place = Place(keys.size(1) - query.size(2), offset=0, first_item=b)
-        output[b], lse[b] = attention(
-            query[b], keys, values, **own, scale=softmax_scale, enable_gqa=True,
-            window_size=window, dtype=dtype, return_lse=True, place=place,
+        output[b], lse[b] = _alone(
+            b, query.shape[:2], (query[b], keys, values), options, dtype=dtype, place=place,
+            scale=softmax_scale, enable_gqa=True, window_size=window,
         )  # fmt: skip
     return output, lse, caches[0], caches[1]
+
+
+def _alone(
+    item: int, lead: tuple[int, ...], inputs: Iterable[Tensor], options: dict[str, Any], **call: Any
+) -> Any:
+    """Output and lse of one batch item, or document. inputs: its query `[H, L, D]`, key
+    `[Hkv, S, D]` and value `[Hkv, S, Dv]`.
+
+    options: of all items. What has a number for each head, and broadcasts to lead, `[B, H]`,
+    becomes `[H]`; what broadcasts to `[B, H, L, S]`, where L and S may be larger than the item's,
+    becomes `[H or 1, L or 1, S or 1]`."""
+    query, key, value = inputs
+    L, S = query.size(1), key.size(1)
+    if not S:  # without a pair, nobody looks at masks
+        options = {name: x for name, x in options.items() if name not in MASKS}
+    own = dict(options)
+    for name, x in options.items():
+        if name in MASKS and x is not None:
+            x = tensor_of(x)
+            x = x[(None,) * (4 - x.dim())]
+            x = x[item if x.size(0) > 1 else 0, :, :L]
+            own[name] = x if name == "spans" else x[..., :S]
+        elif isinstance(x, Tensor) and name != "dropout_seed":
+            own[name] = x.expand(lead)[item]
+    return attention(query, key, value, **own, **call, return_lse=True)
 
 
 def _check_appended(
@@ -96,7 +194,7 @@ def _wide(cache: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
 
 def _slots(block_table: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
     """Where the keys of each batch item are, by the caches' dimensions 0 and 2."""
-    place = torch.arange(block_table.size(1) * size)
+    place = torch.arange(block_table.size(1) * size, device=block_table.device)
     return [(blocks.long()[place // size], place % size) for blocks in block_table]
 
 
