@@ -12,21 +12,16 @@ from torch import Tensor
 
 
 def mask_arguments(
-    key_padding_mask: Tensor | None,
-    attn_mask: Tensor | None,
-    attn_bias: Tensor | None,
-    dtype: torch.dtype,
-    num_heads: int,
-    is_batched: bool,
+    given: dict[str, Tensor | None], dtype: torch.dtype, num_heads: int, is_batched: bool
 ) -> dict[str, Any]:
-    """attn_mask and bias of `qkv.attention`, as far as there is something to say: of what
+    """attn_mask and bias of `qkv.attention`, as far as there is something to say: of the masks that
     `MultiheadAttention.forward` was given. dtype: the projected query's."""
-    masks = []
-    if attn_mask is not None:
-        per_head = is_batched and attn_mask.dim() == 3
-        masks.append(attn_mask.unflatten(0, (-1, num_heads)) if per_head else attn_mask)
-    if key_padding_mask is not None:
-        masks.append(key_padding_mask[:, None, None] if is_batched else key_padding_mask)
+    masks, attn_bias = [], given["attn_bias"]
+    if (mask := given["attn_mask"]) is not None:
+        per_head = is_batched and mask.dim() == 3
+        masks.append(mask.unflatten(0, (-1, num_heads)) if per_head else mask)
+    if (mask := given["key_padding_mask"]) is not None:
+        masks.append(mask[:, None, None] if is_batched else mask)
     if len(masks) == 2 and attn_bias is not None:  # one place is left for two: [B, 1, L, S]
         wide = torch.promote_types(dtype, torch.float32)  # what the operator adds in
         masks = [as_added(masks[0]).to(wide) + as_added(masks[1])]

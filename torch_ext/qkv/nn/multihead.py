@@ -194,7 +194,6 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         if is_causal and not need_weights:
             masks["attn_mask"] = None  # the hint says as much
         masks["attn_bias"] = attn_bias
-        heads: dict[str, Any] = {"num_heads": self.num_heads, "is_batched": is_batched}
         parameters = in_weights(self), self.in_proj_bias, self.out_proj.weight, self.out_proj.bias
         has_more_keys = self.bias_k is not None or self.add_zero_attn
         # One operator does all that is left, which is as long as 30 us of Python. Under autocast
@@ -207,7 +206,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         if has_more_keys:
             key, value = self._with_more_keys(key, value)
             masks, call = with_columns(masks, call, sizes, key)
-        call |= mask_arguments(**masks, **heads, dtype=query.dtype)
+        call |= mask_arguments(masks, query.dtype, self.num_heads, is_batched)
         if is_one:
             places = self.num_heads, *parameters, sequence, *wanted
             return _multi_head(query, key, value, *places, **call)
