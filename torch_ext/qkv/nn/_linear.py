@@ -43,7 +43,9 @@ class Linear(torch.nn.Linear):
     """`torch.nn.Linear` that multiplies by `linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return linear(input, self.weight, self.bias)
+        # Something else may have kept this method of a ConvertedLinear that is torch's again.
+        product = linear if isinstance(self, Linear) else F.linear
+        return product(input, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         found = projections()
@@ -52,8 +54,3 @@ class Linear(torch.nn.Linear):
 
 class ConvertedLinear(Linear):
     """What `qkv.convert(model, linear=True)` makes of `torch.nn.Linear`."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        # Something else may have kept this method of a layer that is torch's again.
-        product = linear if isinstance(self, ConvertedLinear) else F.linear
-        return product(input, self.weight, self.bias)
