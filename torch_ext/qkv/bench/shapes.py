@@ -29,12 +29,8 @@ class Shape:
         match = PATTERN.fullmatch(text)
         if not match:
             raise ValueError(f"'{text}' is not {SPELLING}")
-        *sizes, causal = match.groups()
-        heads, head_dim = sizes[1], sizes[5]  # which Hkv and Dv are where they are left out
-        B, H, Hkv, L, S, D, Dv = (
-            int(size or other)
-            for size, other in zip(sizes, (0, 0, heads, 0, 0, 0, head_dim), strict=True)
-        )
+        B, H, Hkv, L, S, D, Dv, causal = match.groups()
+        B, H, Hkv, L, S, D, Dv = map(int, (B, H, Hkv or H, L, S, D, Dv or D))
         if min(B, H, Hkv, L, S, D, Dv) < 1:
             raise ValueError(f"'{text}': every size must be at least 1")
         if H % Hkv:
