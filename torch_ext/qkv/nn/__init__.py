@@ -1,6 +1,5 @@
 """Layers: torch's, with the operator in place of torch's attention; self- and cross attention as
-models of today have them; and other uses of attention: scores from a small network, smoothing, a
-dictionary."""
+models of today have them; and other uses of attention."""
 
 from qkv.nn.additive import AdditiveAttention
 from qkv.nn.cached_decoder import CachedDecoder

@@ -76,8 +76,7 @@ class CrossAttention(GroupedHeads):
         return self._attend(query, None, None, gate, mask, spans, context)
 
     def project(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """What `forward` attends with: query `[B, H, L, D]`, normed; key, likewise, and value,
-        `[B, Hkv, S, D]`; and the gate before the sigmoid, as query, or None."""
+        """What `forward` attends with, as in `SelfAttention`: key and value `[B, Hkv, S, D]`."""
         query, gate = self._query(x, None)
         return query, *self._keys(context, x.size(0)), gate
 

@@ -214,17 +214,11 @@ def _turned(
 
 
 def quantize(rows: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Rows as int8, and the scale by which to multiply them: what appending to an int8 cache does.
+    """Rows `[..., D]` as int8, and the scale by which to multiply them: what appending to an int8
+    cache does. They are rounded to the nearest even from -127 to 127, and NaN to 0.
 
-    Args:
-        rows: `[..., D]`, floating.
-        scale: float32, to divide by, broadcastable to `[..., D]`. None: for each row its largest
-            number over 127; NaN for a row that is not finite.
-
-    Returns:
-        int8 `[..., D]`, rounded to the nearest even from -127 to 127, and 0 for NaN; the scale, as
-        it was given or float32 `[...]`.
-    """
+    scale: float32, to divide by, broadcastable to rows. None: for each row, `[...]`, its largest
+    number over 127; NaN for a row that is not finite."""
     rows = rows.float()
     if scale is None:
         scale = rows.abs().amax(-1) / 127 if rows.size(-1) else rows.new_zeros(rows.shape[:-1])
