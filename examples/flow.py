@@ -14,7 +14,7 @@ end it times a step of training on torch's math path too, and draws samples into
 
 import argparse
 import statistics
-import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,24 +22,16 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from sklearn.svm import SVC
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import qkv
+from forces import WAYS
+from qkv.bench.measure import measure
 from vit_digits import load_images
 
 PATCH, PATCHES = 2, 16  # pixels on a patch's side; patches in an image
 WIDTH, HEADS, LAYERS = 128, 4, 4
 BATCH = 64
 TEST_IMAGES, ROWS = 360, 8  # the images that are kept back; rows of the picture
-
-
-def on_math(*args) -> Tensor:
-    """torch's only path that has a jvp."""
-    with sdpa_kernel(SDPBackend.MATH):
-        return F.scaled_dot_product_attention(*args)
-
-
-WAYS = {"qkv": qkv.attention, "torch": on_math}
 
 
 class Block(nn.Module):
@@ -124,13 +116,14 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 def time_steps(model: nn.Module, images: Tensor, digits: Tensor) -> dict[str, float]:
     """{way: seconds a step}, medians, in turn."""
-    taken = {way: [] for way in WAYS}
-    for _ in range(10):
-        for way, model.attention in WAYS.items():
-            start = time.perf_counter()
-            error_of(model, images, digits).sum().backward()
-            taken[way].append(time.perf_counter() - start)
-    return {way: statistics.median(seconds) for way, seconds in taken.items()}
+
+    def step(attention) -> None:
+        model.attention = attention
+        error_of(model, images, digits).sum().backward()
+
+    calls = {way: partial(step, attention) for way, attention in WAYS.items()}
+    samples = measure(calls, seconds=0, repeats=10)["samples_s"]
+    return {way: statistics.median(seconds) for way, seconds in samples.items()}
 
 
 def draw(path: Path, found: Tensor, real: Tensor) -> None:

@@ -14,10 +14,11 @@ agreement, and two pictures are written to forces.png.
 
 import argparse
 import copy
+import ctypes
 import math
 import multiprocessing
 import statistics
-import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import qkv
+from qkv.bench.measure import measure
 
 ATOMS = 255  # with the token that is no atom, 256
 WIDTH, HEADS, LAYERS = 96, 6, 2
@@ -84,7 +86,7 @@ def simulate(clusters: int, frames: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def on_math(*args) -> Tensor:
-    """torch's only path that has second derivatives: it holds all scores."""
+    """torch's only path that has second derivatives, or a jvp: it holds all scores."""
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(*args)
 
@@ -154,34 +156,35 @@ def results(model, data: list[Tensor], attention) -> dict[str, Tensor]:
     }
 
 
-def memory_of_step(way: str) -> float:
-    """MiB by which one step adds to this process at its peak."""
+def memory_of(call: Callable) -> float:
+    """MiB by which a call adds to this process at its peak."""
 
     def resident(field: str) -> float:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
+    ctypes.CDLL(None).malloc_trim(0)  # so that no memory that was freed before is used again
+    Path("/proc/self/clear_refs").write_text("5")  # the peak restarts from what is resident now
+    before = resident("VmRSS")
+    call()
+    return resident("VmHWM") - before
+
+
+def memory_of_step(way: str) -> float:
+    """Of one step, in a process that has not taken any."""
     model, data = Energy(), [part[:, 0].float() for part in simulate(BATCH, 1)]
     small = [part[:, :8] if part.dim() > 1 else part for part in data]
     loss_of(model, *small, WAYS[way]).backward()  # loads the libraries and starts the threads
-    Path("/proc/self/clear_refs").write_text("5")  # the peak restarts from what is resident now
-    before = resident("VmRSS")
-    loss_of(model, *data, WAYS[way]).backward()
-    return resident("VmHWM") - before
+    return memory_of(lambda: loss_of(model, *data, WAYS[way]).backward())
 
 
 def compare(model, data: list[Tensor]) -> dict[str, dict[str, float]]:
     """{way: {what: figure}}, printed as a table; the errors are relative to the largest element."""
     exact = results(copy.deepcopy(model).double(), [x.double() for x in data], on_math)
-    found = {way: [] for way in WAYS}
-    for _ in range(5):  # in turn, so that what disturbs one disturbs the other
-        for way, attention in WAYS.items():
-            start = time.perf_counter()
-            loss_of(model, *data, attention).backward()
-            found[way].append(time.perf_counter() - start)
-    table = {}
+    steps = {n: lambda f=f: loss_of(model, *data, f).backward() for n, f in WAYS.items()}
+    samples, table = measure(steps, seconds=0, repeats=5)["samples_s"], {}
     for way, attention in WAYS.items():
-        table[way] = {"a step, ms": 1e3 * statistics.median(found[way])}
+        table[way] = {"a step, ms": 1e3 * statistics.median(samples[way])}
         # In a process of its own, so that no memory that was freed before is used again.
         with multiprocessing.get_context("spawn").Pool(1) as process:
             table[way]["a step's memory, MiB"] = process.apply(memory_of_step, (way,))

@@ -13,10 +13,8 @@ sees are written to neighborhood.png.
 """
 
 import argparse
-import ctypes
 import multiprocessing
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,11 +24,13 @@ import torch.nn.functional as F
 from matplotlib import colormaps
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from sklearn.datasets import load_digits
 from tabulate import tabulate
 from torch import Tensor, nn
 
 import qkv
+from forces import memory_of
+from qkv.bench.measure import measure
+from vit_digits import load_images
 
 KERNEL = 7  # pixels on the side of what a pixel sees
 SIDE, LARGE, DIGIT = 32, 64, 8  # pixels on the sides of canvases and of a digit
@@ -40,14 +40,6 @@ BACKGROUND = 10  # the class of a pixel that belongs to no digit
 TEST_DIGITS, TEST_IMAGES = 360, 16
 
 KINDS = {"neighbourhood": True, "dense": False}  # whether Spans say what a pixel sees
-
-
-def load_sprites() -> tuple[Tensor, Tensor]:
-    """Images float32 [1797, 8, 8] with pixels from 0 to 1, and their digits [1797]; shuffled, the
-    same each time."""
-    digits = load_digits()
-    order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
-    return torch.from_numpy(digits.images).float()[order] / 16, torch.tensor(digits.target)[order]
 
 
 def compose(sprites: Tensor, digits: Tensor, count: int, side: int) -> tuple[Tensor, Tensor]:
@@ -165,35 +157,25 @@ def ways(side: int) -> dict[str, Callable]:
     }
 
 
+def step(model: Reader, canvas: Tensor, attention) -> None:
+    """A forward and backward pass of one canvas."""
+    model(canvas, attention).square().mean().backward()
+
+
 def time_steps(side: int) -> dict[str, float]:
-    """{way: ms of a forward and backward pass of one canvas}, medians, in turn, so that what
-    disturbs one disturbs all."""
+    """{way: ms of a step}, medians."""
     model, canvas = Reader(), torch.rand(1, side, side)
-    attentions = ways(side)
-    found = {way: [] for way in attentions}
-    for _ in range(5):
-        for way, attention in attentions.items():
-            start = time.perf_counter()
-            model(canvas, attention).square().mean().backward()
-            found[way].append(1e3 * (time.perf_counter() - start))
-    return {way: statistics.median(times[1:]) for way, times in found.items()}
+    calls = {way: partial(step, model, canvas, attention) for way, attention in ways(side).items()}
+    samples = measure(calls, seconds=0, repeats=4)["samples_s"]
+    return {way: 1e3 * statistics.median(seconds) for way, seconds in samples.items()}
 
 
 def memory_of_step(way: str, side: int) -> float:
-    """MiB by which one such pass adds to this process at its peak."""
-
-    def resident(field: str) -> float:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
-
+    """MiB by which one step adds to this process at its peak."""
     model = Reader()
-    model(torch.rand(1, DIGIT, DIGIT), ways(DIGIT)[way]).mean().backward()  # starts the threads
+    step(model, torch.rand(1, DIGIT, DIGIT), ways(DIGIT)[way])  # starts the threads
     attention = ways(side)[way]
-    ctypes.CDLL(None).malloc_trim(0)  # so that no memory that was freed before is used again
-    Path("/proc/self/clear_refs").write_text("5")  # the peak restarts from what is resident now
-    before = resident("VmRSS")
-    model(torch.rand(1, side, side), attention).square().mean().backward()
-    return resident("VmHWM") - before
+    return memory_of(lambda: step(model, torch.rand(1, side, side), attention))
 
 
 def compare(shares: dict[str, tuple[float, float]]) -> str:
@@ -285,7 +267,8 @@ def main(argv: list[str] | None = None) -> dict[str, tuple[float, float]]:
         parser.error(f"--picture: there is no folder {args.picture.parent}")
 
     torch.manual_seed(args.seed)
-    sprites, digits = load_sprites()
+    images, digits = load_images()
+    sprites = (images + 1) / 2  # pixels from 0 to 1
     kept_back = sprites[:TEST_DIGITS], digits[:TEST_DIGITS]
     tests = [compose(*kept_back, TEST_IMAGES, side) for side in (SIDE, LARGE)]
     models, shares = {}, {}
