@@ -131,14 +131,10 @@ def _named(tensors) -> dict:
     return dict(tensors if isinstance(tensors, Mapping) else enumerate(tensors))
 
 
-def _in_float64(actual: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+def _differences(actual: Tensor, expected: Tensor) -> Tensor:
     if actual.shape != expected.shape:
         refuse("actual", actual, f"{[*expected.shape]}, the shape of expected, is expected")
-    return actual.detach().double(), expected.detach().double()
-
-
-def _differences(actual: Tensor, expected: Tensor) -> Tensor:
-    actual, expected = _in_float64(actual, expected)
+    actual, expected = actual.detach().double(), expected.detach().double()
     same = (actual == expected) | (actual.isnan() & expected.isnan())
     error = (actual - expected).abs()
     return error.masked_fill(error.isnan(), torch.inf).masked_fill(same, 0)
