@@ -165,6 +165,11 @@ class TestRotate:
     def test_derivatives(self, with_norm):
         on_mesh((2,), rotated_derivatives, with_norm)
 
+    def test_a_batch_of_one(self):
+        """Which one process has alone. It is no broadcast, whose parts were added up."""
+        results, _, sent = on_mesh((2,), rotation, 2, (0,), 1)
+        assert results == [(Shard(0),)] * 2 and sent == 0
+
     def test_rows_are_whole(self):
         results, _, _ = on_mesh((2,), rotation, 2, (3,))
         assert results == [(Replicate(),)] * 2
@@ -182,11 +187,11 @@ def rotate(*tensors):
     return qkv.rotate(*tensors[:4], **weights, interleaved=True)
 
 
-def rotation(mesh, kv_heads, dims):
+def rotation(mesh, kv_heads, dims, batch=3):
     """Compares with one process. dims: of query and key, which each dimension of the mesh divides.
     Returns the placements of the results and of all gradients, and how many collectives there
     were."""
-    leaves = [x.requires_grad_() for x in rotation_inputs(kv_heads)]
+    leaves = [x.requires_grad_() for x in rotation_inputs(kv_heads, batch)]
     expected = rotate(*leaves)
     incoming = [x.detach().sin() for x in expected]
     wanted = torch.autograd.grad(expected, leaves, incoming)

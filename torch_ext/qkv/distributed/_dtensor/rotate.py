@@ -28,13 +28,19 @@ def rule(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
         given = on_one_mesh(op, tensors)
     shapes = shapes_of(op, given, options)
     divided = _divided(given)
+    sizes = next(x.shape for name, x in given.items() if name.endswith(("query", "key")))[::-1]
 
     def placements(name: str, otherwise: Placement) -> list[Placement]:
         rank, shape = given[name].dim(), given[name].shape
         found: list[Placement] = []
         for dim in divided:
             own = None if dim is None else _own(name, dim)
-            has = own is not None and own <= rank and (own <= _HEADS or shape[rank - own] != 1)
+            has = (
+                own is not None
+                and dim is not None
+                and own <= rank
+                and (own <= _HEADS or shape[rank - own] == sizes[dim - 1])
+            )
             whole = Replicate() if dim is None else otherwise
             found.append(Shard(rank - own) if has else whole)  # type: ignore[operator]
         return found
