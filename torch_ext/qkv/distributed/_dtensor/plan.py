@@ -32,8 +32,8 @@ class Share(NamedTuple):
 
 class Plan(NamedTuple):
     """layout: of the call's tensors. sizes: of what each label stands for, in all processes
-    together. labels: what each dimension of the mesh divides; None: nothing, its processes compute
-    the same."""
+    together; without labels over which no tensor broadcasts. labels: what each dimension of the
+    mesh divides; None: nothing, its processes compute the same."""
 
     mesh: DeviceMesh
     layout: Layout
@@ -43,7 +43,7 @@ class Plan(NamedTuple):
     def dims(self, name: str, shape: Sequence[int]) -> Dims:
         """What can be divided of a tensor: not the dimensions over which it broadcasts."""
         dims = self.layout(name, len(shape))
-        return {label: dim for label, dim in dims.items() if shape[dim] == self.sizes[label]}
+        return {n: dim for n, dim in dims.items() if shape[dim] == self.sizes.get(n, shape[dim])}
 
     def placements(self, name: str, shape: Sequence[int], otherwise: Placement) -> list[Placement]:
         """Of a tensor of the call; `otherwise` for the dimensions of the mesh that divide what it

@@ -4,14 +4,13 @@ The functions here are what torch.library.register_torch_dispatch calls, with (D
 types, args, kwargs). They are below autograd, whose graph has the operator itself.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn.functional import pad
 
 from qkv._refuse import refuse
@@ -45,8 +44,16 @@ def rule(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     shapes = shapes_of(op, given, options)
     written = _written(op, given)
     plan = _plan_of(op, given, options, written)
+    return call_on_parts(op, given, options | _place(plan, options), plan, shapes, written)
+
+
+def call_on_parts(
+    op: Any, given: Mapping[str, DTensor], options: dict[str, Any], plan: Plan,
+    shapes: Mapping[str, torch.Size], written: Container[str] = (),
+) -> Any:  # fmt: skip
+    """The operator's results, of these shapes as a whole. written: the tensors that it changes."""
     parts = {name: _part(op, plan, name, x, name in written) for name, x in given.items()}
-    results = op(**options | parts | _place(plan, options))
+    results = op(**options | parts)
     return put_together(op, results, lambda name, x: _whole(plan, name, x, shapes[name]))
 
 
@@ -155,19 +162,14 @@ def _part(op: Any, plan: Plan, name: str, x: DTensor, is_written: bool) -> Tenso
 
 def _whole(plan: Plan, name: str, local: Tensor, shape: torch.Size) -> DTensor:
     """A result of all processes together, of which this one has computed `local`."""
-    of, otherwise = name.removeprefix("grad_"), Replicate()
-    if of != name:
+    of, otherwise = name.removeprefix("rotated_").removeprefix("grad_"), Replicate()
+    if name.startswith("grad_"):
         local, otherwise = _gradient_of_all_heads(plan, of, local, shape), Partial("sum")
-    return whole_of(local, plan.mesh, plan.placements(of, shape, otherwise), shape)
-
-
-def whole_of(
-    local: Tensor, mesh: DeviceMesh, placements: list[Placement], shape: torch.Size
-) -> DTensor:
+    placements = plan.placements(of, shape, otherwise)
     # Its dimensions lie in memory in the order of `local`'s: what torch can view of the one it can
     # then view of the other.
     strides = torch.empty_permuted(shape, local.dim_order(), device="meta").stride()
-    return DTensor.from_local(local, mesh, placements, shape=shape, stride=strides)
+    return DTensor.from_local(local, plan.mesh, placements, shape=shape, stride=strides)
 
 
 def _gradient_of_all_heads(plan: Plan, of: str, local: Tensor, shape: torch.Size) -> Tensor:
