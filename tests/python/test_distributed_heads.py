@@ -76,9 +76,9 @@ def test_what_auto_takes(heads, kv_heads, masks, size, by_heads):
     whole = Whole(seqlen=24, heads=heads, kv_heads=kv_heads, masks=masks)
     tensors, _ = whole.tensors()
     tensors = {n: shard_of(x, size, n) for n, x in tensors.items()}
-    inputs = (tensors.pop(name) for name in ("query", "key", "value"))
+    inputs = {name: tensors.pop(name) for name in ("query", "key", "value")}
     options = whole.options()
-    call = Call.of(*inputs, None, None, "auto", **tensors, **options)
+    call = Call(inputs, None, None, "auto", **tensors, **options)
     team = Team(ALONE, Ranks(None, 0, size))
     lead = check_call(call, team)
     assert (resolved(call, lead, team).heads.size == size) == by_heads

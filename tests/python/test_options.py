@@ -171,7 +171,7 @@ def test_each_argument_arrives_under_its_name(function, monkeypatch):
     module = sys.modules[function.__module__]
     if function is ring_attention:  # which makes a Call of them first
         monkeypatch.setattr(module, "team_of", lambda *_: None)
-        monkeypatch.setattr(module.Call, "of", lambda *args, **more: operator(*args[:3], **more))
+        monkeypatch.setattr(module, "Call", lambda x, *_, **more: operator(*x.values(), **more))
     else:
         monkeypatch.setattr(module, f"_{FUNCTIONS[function][0]}", operator)
     with pytest.raises(Arrived):

@@ -9,14 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qkv._machine import is_reproducible
-from qkv.distributed._block import OPTION_TENSORS, Ring, heads_of
+from qkv.distributed._block import OPTION_TENSORS, Ring, tensors_of_heads
 from qkv.distributed._call import Call, why_not_by_heads
 from qkv.distributed._passes import RingAttention
 from qkv.distributed._plan import Plan
 from qkv.distributed._ranks import ALONE, Ranks, Team
 from qkv.distributed._shards import natural, zigzag
 from qkv.distributed._transport import all_to_all, linear
-from qkv.options import MASKS
 
 _forward = torch.ops.qkv.attention_forward.default
 _DOING = "ring_attention: all-to-all over heads, {}"
@@ -31,37 +30,34 @@ def resolved(call: Call, lead: tuple[int, ...], team: Team) -> Team:
     """
     if team.heads.size > 1 or call.method == "ring":
         return team
-    has_rows = any(mask.dim() > 1 and mask.size(-2) > 1 for mask in call.masks)
-    if call.method == "auto" and (has_rows or why_not_by_heads(call, lead, team.size) is not None):
-        return team
-    return Team(heads=team.ring, ring=ALONE)
+    is_ring = call.with_rows or why_not_by_heads(call, lead, team.size) is not None
+    return team if call.method == "auto" and is_ring else Team(heads=team.ring, ring=ALONE)
 
 
 def attend(
     call: Call, lead: tuple[int, ...], seed: Tensor | None, team: Team
 ) -> tuple[Tensor, Tensor]:
     """Output and lse of this rank's rows. lead: `[..., H]` of the output."""
-    inputs, tensors, ranks = (call.query, call.key, call.value), call.tensors, team.heads
-    if ranks.size > 1:
-        inputs, tensors = _own_heads(call, ranks)
-    of_options = dict.fromkeys(OPTION_TENSORS) | tensors
+    ranks = team.heads
+    tensors = _own_heads(call, ranks) if ranks.size > 1 else call.inputs | call.tensors
     heads = lead[-1] if lead else 1
     own = heads // ranks.size
     # A packed call has no masks. A ring has, of documents too, also one of a single rank.
     if team.ring.size == 1 and not (call.cu_seqlens is not None and call.masks):
         shard = [0, 0, 0, 0, ranks.rank * own, heads, 0] if ranks.size > 1 else None
-        output, lse = _attend_whole(inputs, of_options, call, dropout_seed=seed, shard=shard)
+        output, lse = _attend_whole(tensors, call, dropout_seed=seed, shard=shard)
     else:
         if team.ring.size > 1 and is_reproducible():
             raise NotImplementedError(
                 "ring_attention: what a ring's ranks add up has other bits on other CPUs, but the "
                 'same are asked for; expected qkv.set_reproducible(False), or method="heads"'
             )
-        plan = _plan(call, team.ring.size, inputs[0].size(-2) // 2)
+        plan = _plan(call, team.ring.size, tensors["query"].size(-2) // 2)
         lead = (*lead[:-1], own) if lead else ()
         ring = Ring(team.ring, plan, lead, call.scalars, heads, ranks.rank * own, seed)
-        output, lse = RingAttention.apply(*inputs, *of_options.values(), ring)
-        output = output.to(call.query.dtype)
+        names = (*call.inputs, *OPTION_TENSORS)
+        output, lse = RingAttention.apply(*map(tensors.get, names), ring)
+        output = output.to(tensors["query"].dtype)
     if ranks.size > 1:
         output, lse = linear(_to_rows, _to_heads, output, lse.unsqueeze(-1), ranks=ranks)
         lse = lse.squeeze(-1)
@@ -84,26 +80,20 @@ def _plan(call: Call, size: int, chunk: int) -> Plan:
     )
 
 
-def _attend_whole(
-    inputs: tuple[Tensor, ...], tensors: dict[str, Tensor | None], call: Call, **more: Any
-) -> tuple[Tensor, Tensor]:
+def _attend_whole(tensors: dict[str, Tensor], call: Call, **more: Any) -> tuple[Tensor, Tensor]:
     """By one call, where all rows are here in their own order. What pads them is left out, and back
     again in the results."""
-    rows, seqlen = inputs[0].size(-2), call.seqlen
-    inputs = tuple(x.narrow(-2, 0, seqlen) for x in inputs)
-    for name in MASKS:
-        mask = tensors[name]
-        if mask is not None and mask.dim() > 1 and mask.size(-2) > 1:
-            tensors[name] = mask.narrow(-2, 0, seqlen)
-    ends = call.cu_seqlens
+    ends, seqlen, padding = call.cu_seqlens, call.seqlen, tensors["query"].size(-2) - call.seqlen
+    given: dict[str, Any] = dict.fromkeys(OPTION_TENSORS) | tensors
+    for name in (*call.inputs, *call.with_rows):
+        given[name] = tensors[name].narrow(-2, 0, seqlen)
     if ends is not None:
-        inputs = tuple(x.transpose(0, 1) for x in inputs)
+        given |= {name: given[name].transpose(0, 1) for name in call.inputs}
     output, lse = _forward(
-        *inputs, **tensors, cu_seq_q=ends, cu_seq_k=ends, seqused_k=None, **more, **call.scalars
+        **given, cu_seq_q=ends, cu_seq_k=ends, seqused_k=None, **more, **call.scalars
     )
     if ends is not None:
         output = output.transpose(0, 1)
-    padding = rows - seqlen
     return F.pad(output, (0, 0, 0, padding)), F.pad(lse, (0, padding), value=-math.inf)
 
 
@@ -120,21 +110,17 @@ def _to_rows(tensor: Tensor, ranks: Ranks) -> Tensor:
     return torch.cat(all_to_all(parts, ranks, _DOING.format("heads to rows")), -3)
 
 
-def _own_heads(call: Call, ranks: Ranks) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+def _own_heads(call: Call, ranks: Ranks) -> dict[str, Tensor]:
     """query, key and value, all rows of this rank's heads, and the tensors of the options that act
     on their scores. Rows of masks come from all ranks, as those of the inputs do."""
-    tensors = {n: heads_of(n, x, ranks.rank, ranks.size) for n, x in call.tensors.items()}
-    rows = {"query": call.query, "key": call.key, "value": call.value}
-    for name in MASKS:
-        mask = call.tensors.get(name)
-        if mask is not None and mask.dim() > 1 and mask.size(-2) > 1:
-            rows[name] = mask
+    tensors = tensors_of_heads(call.tensors, ranks.rank, ranks.size)
+    rows = call.inputs | call.with_rows
     # What is no float has no gradient, and need not be sent back.
     for is_floating in (True, False):
         some = {n: x for n, x in rows.items() if x.is_floating_point() == is_floating}
         sent = (_for_each(x, ranks) for x in some.values())
         tensors |= zip(some, linear(_to_heads, _to_rows, *sent, ranks=ranks), strict=True)
-    return tuple(tensors.pop(name) for name in ("query", "key", "value")), tensors
+    return tensors
 
 
 def _for_each(tensor: Tensor, ranks: Ranks) -> Tensor:

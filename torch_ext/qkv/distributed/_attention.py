@@ -124,8 +124,9 @@ def ring_attention(
     of the chunks, Zhu, ring-flash-attention, 2024, and Dubey et al., "The Llama 3 herd of models",
     2024; heads, Jacobs et al., "DeepSpeed Ulysses", 2023; both, Fang and Zhao, "USP", 2024.
     """
-    call = Call.of(
-        query, key, value, seqlen, cu_seqlens, method, score_mod,
+    inputs = {"query": query, "key": key, "value": value}
+    call = Call(
+        inputs, seqlen, cu_seqlens, method, score_mod,
         attn_mask=attn_mask, bias=bias, spans=spans, alibi_slopes=alibi_slopes, sinks=sinks,
         dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa,
         window_size=window_size, softcap=softcap,
@@ -146,10 +147,10 @@ def _attend(call: Call, dropout_seed: int | Tensor | None, group: Group) -> tupl
         prepare(call)
         lead = check(call, team)
         if call.scalars["dropout_p"] > 0:
-            number = _seed_of(_dropout_seed(call.query) if dropout_seed is None else dropout_seed)
+            own = _dropout_seed(call.inputs["query"]) if dropout_seed is None else dropout_seed
+            number = _seed_of(own)
             facts["dropout_seed"] = None if dropout_seed is None else number
-        facts |= {n: told(getattr(call, n)) for n in ("query", "key", "value")}
-        facts |= {n: told(x) for n, x in call.tensors.items()}
+        facts |= {n: told(x) for n, x in (call.inputs | call.tensors).items()}
         facts |= {**call.scalars, "seqlen": call.seqlen, "method": call.method}
         facts["cu_seqlens"] = None if call.cu_seqlens is None else call.cu_seqlens.tolist()
     except Exception as error:  # of any kind: score_mod is the caller's

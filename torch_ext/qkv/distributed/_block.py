@@ -62,6 +62,11 @@ def heads_of(name: str, tensor: Tensor, part: int, parts: int) -> Tensor:
     return tensor.narrow(dim, part * heads, heads)
 
 
+def has_rows(mask: Tensor) -> bool:
+    """Whether it has one for each query, and not one for all."""
+    return mask.dim() > 1 and mask.size(-2) > 1
+
+
 def rows_of(tensor: Tensor, rows: Range, dim: int = -2) -> Tensor:
     """A view of these rows of `[..., L, D]`, or with -1 for dim of `[..., L]`."""
     return tensor.narrow(dim, rows.begin, rows.size)
@@ -79,7 +84,7 @@ def _part(name: str, tensor: Tensor, block: Block, ring: Ring) -> Tensor:
         if block.ends is None:
             return tensor[block.document]
         return tensor.narrow(0, block.document, len(block.ends) - 1)
-    if tensor.dim() > 1 and tensor.size(-2) > 1:
+    if has_rows(tensor):
         tensor = rows_of(tensor, block.rows)
     if name == "spans":
         return (tensor - block.key_begin).clamp_(0, block.columns.size)

@@ -1,7 +1,6 @@
 """The arguments of ring_attention, and what they have to be before anything is sent."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from qkv._refuse import refuse
 from qkv._score_function.arguments import keywords_of_program
-from qkv.distributed._block import OPTION_TENSORS
+from qkv.distributed._block import OPTION_TENSORS, has_rows
 from qkv.distributed._ranks import Team
 from qkv.distributed._shards import check_dense, length_of
 from qkv.options import BY_HEAD, MASKS, defaults
@@ -26,33 +25,28 @@ _KINDS = {
 }  # fmt: skip
 
 
-@dataclass
 class Call:
-    """query, key and value are `[H, L_local, D]` where there are documents."""
+    """inputs: query, key and value, which are `[H, L_local, D]` where there are documents. tensors:
+    of OPTION_TENSORS, those that are given. scalars: the other options of qkv.attention, and
+    score_program. seqlen: as it was given; an int, once `check` has been there."""
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    tensors: dict[str, Tensor]  # of OPTION_TENSORS, those that are given
-    scalars: dict[str, Any]  # the other options of qkv.attention, and score_program
-    seqlen: Any  # as it was given; an int, once `check` has been there
-    cu_seqlens: Tensor | None
-    method: str
-    score_mod: Callable[..., Any] | None = None
+    def __init__(
+        self, inputs: dict[str, Tensor], seqlen: Any, cu_seqlens: Tensor | None, method: str,
+        score_mod: Callable[..., Any] | None = None, **options: Any,
+    ):  # fmt: skip
+        self.inputs, self.seqlen, self.cu_seqlens = inputs, seqlen, cu_seqlens
+        self.method, self.score_mod = method, score_mod
+        self.tensors = {n: x for n in OPTION_TENSORS if (x := options.pop(n, None)) is not None}
+        self.scalars = SCALARS | options
 
     @property
     def masks(self) -> list[Tensor]:
         return [self.tensors[name] for name in MASKS if name in self.tensors]
 
-    @classmethod
-    def of(
-        cls, query: Tensor, key: Tensor, value: Tensor, seqlen: Any,
-        cu_seqlens: Tensor | None, method: str, score_mod: Callable[..., Any] | None = None,
-        **options: Any,
-    ) -> "Call":  # fmt: skip
-        tensors = {name: x for name in OPTION_TENSORS if (x := options.pop(name, None)) is not None}
-        scalars = SCALARS | options
-        return cls(query, key, value, tensors, scalars, seqlen, cu_seqlens, method, score_mod)
+    @property
+    def with_rows(self) -> dict[str, Tensor]:
+        """The masks that have a row for each query, and not one for all."""
+        return {n: x for n, x in self.tensors.items() if n in MASKS and has_rows(x)}
 
 
 def prepare(call: Call) -> None:
@@ -64,26 +58,25 @@ def prepare(call: Call) -> None:
     """
     if "spans" in call.tensors:
         call.tensors["spans"] = tensor_of(call.tensors["spans"])
-    inputs = {"query": call.query, "key": call.key, "value": call.value}
-    for name, tensor in {**inputs, **call.tensors}.items():
+    for name, tensor in (call.inputs | call.tensors).items():
         check_dense(name, tensor)
         if tensor.device.type != "cpu":
             refuse(name, f"on {tensor.device}", "a tensor on the CPU is expected", RuntimeError)
     if call.score_mod is not None:
-        tables = keywords_of_program(call.score_mod, call.query)
+        tables = keywords_of_program(call.score_mod, call.inputs["query"])
         call.scalars["score_program"] = tables.pop("score_program")
         call.tensors |= {name: x for name, x in tables.items() if x is not None}
-    tensors = inputs | call.tensors
+    tensors = call.inputs | call.tensors
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
-        for name in tensors.keys() & {*inputs, "attn_mask"}:
+        for name in tensors.keys() & {*call.inputs, "attn_mask"}:
             if tensors[name].is_floating_point() and tensors[name].dtype != torch.float64:
                 tensors[name] = tensors[name].to(dtype)
     if call.cu_seqlens is not None:
         for name in tensors.keys() - set(BY_HEAD):
             if tensors[name].dim() == 4 and tensors[name].size(0) == 1:
                 tensors[name] = tensors[name][0]
-    call.query, call.key, call.value = (tensors.pop(name) for name in inputs)
+    call.inputs = {name: tensors.pop(name) for name in call.inputs}
     call.tensors = tensors
 
 
@@ -94,7 +87,8 @@ def check(call: Call, team: Team) -> tuple[int, ...]:
         RuntimeError, ValueError, TypeError: the first argument that does not fit.
     """
     _check_rows(call)
-    seqlen = call.seqlen = length_of("query", call.query.size(-2), call.seqlen, team)
+    rows = call.inputs["query"].size(-2)
+    seqlen = call.seqlen = length_of("query", rows, call.seqlen, team)
     if call.cu_seqlens is not None:
         _check_documents(call, seqlen)
     if call.method not in METHODS:
@@ -124,16 +118,17 @@ def check(call: Call, team: Team) -> tuple[int, ...]:
 
 
 def _check_rows(call: Call) -> None:
-    for name, tensor in {"query": call.query, "key": call.key, "value": call.value}.items():
+    query = call.inputs["query"]
+    for name, tensor in call.inputs.items():
         if tensor.dim() < 2:
             refuse(name, tensor, "[..., H, L_local, D] is expected")
         if call.cu_seqlens is not None and tensor.dim() != 3:
             wanted = "[H, L_local, D] or [1, H, L_local, D] is expected with cu_seqlens"
             refuse(name, tensor, wanted)
-        if tensor.size(-2) != call.query.size(-2):
+        if tensor.size(-2) != query.size(-2):
             raise ValueError(
-                f"{name} has {tensor.size(-2)} rows, but {call.query.size(-2)} are expected, as "
-                "many as query has: they are shards of one sequence"
+                f"{name} has {tensor.size(-2)} rows, but {query.size(-2)} are expected, as many as "
+                "query has: they are shards of one sequence"
             )
 
 
@@ -165,12 +160,10 @@ def _leading(call: Call, seqlen: int) -> tuple[int, ...]:
                 wanted = f"[H] or [{documents}, H] is expected, a row for each document of"
                 refuse(name, tensor, f"{wanted} cu_seqlens")
             tensors[name] = tensor.new_empty(tensor.size(1))
-    key, value = (
-        x.new_empty(*x.shape[:-2], seqlen, x.size(-1), device="meta")
-        for x in (call.key, call.value)
-    )
+    for name, x in call.inputs.items():
+        rows = x.size(-2) if name == "query" else seqlen
+        tensors[name] = x.new_empty(*x.shape[:-2], rows, x.size(-1), device="meta")
     _, lse = _forward(
-        torch.empty_like(call.query, device="meta"), key, value,
         **dict.fromkeys(OPTION_TENSORS) | tensors,
         dropout_seed=torch.empty(1, dtype=torch.int64, device="meta"),
         cu_seq_q=None, cu_seq_k=None, seqused_k=None, **call.scalars,
@@ -185,8 +178,8 @@ def why_not_by_heads(call: Call, lead: tuple[int, ...], size: int) -> str | None
         return (
             f"query has {heads} heads, but a multiple of {size} is expected, a part for each rank"
         )
-    for name, tensor in (("key", call.key), ("value", call.value)):
-        own = tensor.size(-3) if tensor.dim() > 2 else 1
+    for name in ("key", "value"):
+        own = call.inputs[name].size(-3) if call.inputs[name].dim() > 2 else 1
         if not own or (own % size and size % own):
             return (
                 f"{name} has {own} heads, but a multiple or a divisor of {size} is expected, the "
