@@ -13,11 +13,11 @@ from torch.autograd import forward_ad
 import qkv
 from qkv._functional import has_kernels
 from qkv._verbose import note_left
+from qkv._watched import is_watched
 from qkv.integrations.transformers import _private
 from qkv.integrations.transformers._chosen import with_chosen
 from qkv.integrations.transformers._latents import Latents
 from qkv.integrations.transformers._pattern_mask import FAR, PatternMask
-from qkv.integrations.transformers._rotation import is_traced
 from qkv.nn._attend import attend
 
 Bounds = tuple[Tensor, Tensor]  # where documents begin, and where the last ends: queries, keys
@@ -163,7 +163,7 @@ def _rows(query, key, value, mask, is_causal, position_bias, output_attentions, 
             key, value = key[:, :, :used], value[:, :, :used]
             position_bias = None if position_bias is None else position_bias[..., :used]
         is_plain = position_bias is None and not output_attentions
-        if is_plain and mask.begins is not None and _may_be_cached(key, options):
+        if is_plain and mask.begins is not None and _may_be_cached(query, key, options):
             options["softmax_scale"] = options.pop("scale")
             del options["enable_gqa"], options["dropout_p"]
             options |= {"cache_leftpad": mask.begins, "cache_seqlens": used}
@@ -184,12 +184,12 @@ def _rows(query, key, value, mask, is_causal, position_bias, output_attentions, 
     return output.transpose(1, 2).contiguous(), weights
 
 
-def _may_be_cached(key, options) -> bool:
+def _may_be_cached(query, key, options) -> bool:
     """Whether rows that begin at keys of their own may go as those of a cache, whose results do not
     depend on where they begin. It has no derivatives, no dropout, and is not cast."""
     has_derivatives = torch.is_grad_enabled() or forward_ad._current_level >= 0
     is_refused = has_derivatives or options["dropout_p"] or torch.is_autocast_enabled("cpu")
-    return not (isinstance(key, Latents) or is_refused or is_traced())
+    return not (isinstance(key, Latents) or is_refused or is_watched(query, key))
 
 
 def _needs_dense(mask, query, key, position_bias, output_attentions) -> bool:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from qkv._functional import has_kernels
 from qkv._rotate import rotate
-from qkv.integrations.transformers._rotation import is_traced, replace, replaced
+from qkv._watched import is_watched
+from qkv.integrations.transformers._rotation import replace, replaced
 
 # After the width. Other arguments say that a norm is of groups, or has a bias.
 _ARGUMENTS = (["eps"], ["eps", "with_scale"])
@@ -94,7 +95,7 @@ def _norming(forward: Any, found: _Trial) -> Any:
         weight: Any = self.weight if "weight" in self._parameters else None
         is_ours = type(weight) is nn.Parameter and weight.shape == x.shape[-1:]
         is_ours = is_ours and weight.dtype == x.dtype and x.numel() > 0
-        if is_ours and type(x) is Tensor and has_kernels(x) and not is_traced():
+        if is_ours and type(x) is Tensor and has_kernels(x) and not is_watched(x):
             return _normed(x, weight, getattr(self, found.epsilon), found.offset)
         return forward(self, x)
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import peek_interpreter_stack
 
 from qkv._functional import has_kernels
 from qkv._rotate import rotate
@@ -99,14 +98,10 @@ def _rotating(function: FunctionType, found: _Trial) -> Callable[..., Any]:
     return rotating
 
 
-def is_traced() -> bool:
-    """Compilers fuse the chain themselves, and could not ask for the numbers of a table; nor could
-    the transforms of torch.func."""
-    return torch.compiler.is_compiling() or peek_interpreter_stack() is not None
-
-
 def _is_ours(q, k, cos, sin, unsqueeze_dim, found: _Trial) -> bool:
-    if is_traced() or is_watched(cos, sin):
+    # Compilers fuse the chain themselves, and could not ask for the numbers of a table; nor could
+    # the transforms of torch.func.
+    if is_watched(q, k, cos, sin):
         return False
     width = cos.shape[-1]
     return (
