@@ -30,21 +30,16 @@ def eager(function: Callable[P, T]) -> Callable[P, T]:
 def agree(
     facts: Facts, team: Team, number: int = 0, failure: Exception | None = None
 ) -> tuple[int, Team]:
-    """Compares what each rank says about its call. Returns the `number` of the team's first, and
-    the team with the number of the call: how many calls that first rank has made before.
+    """Compares what each rank says about its call: printable facts by the names of arguments, with
+    the "function" that was called. Returns the `number`, of 64 bits, of the team's first, and the
+    team with the number of the call: how many calls that first rank has made before.
 
     Only a hash of the facts travels, beside the numbers, and the facts themselves once the hashes
     differ: 24 bytes a rank.
 
-    Args:
-        facts: by the names of arguments, printable: equal on all ranks, or it is an error.
-            "function" is the function that was called.
-        number: of 64 bits.
-        failure: what this rank has to complain of.
-
     Raises:
         RuntimeError: on every rank alike, naming an argument and the values of two ranks, or the
-            error of one.
+            failure of one, which is what that rank has to complain of.
     """
     function = facts["function"]
     if failure is not None:

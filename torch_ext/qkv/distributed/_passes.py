@@ -15,8 +15,8 @@ from qkv.distributed._block import (
     rows_of,
     tensors_of_heads,
 )
-from qkv.distributed._exchange import Exchange
-from qkv.distributed._transport import wide
+from qkv.distributed._exchange import Exchange, Return
+from qkv.distributed._transport import Messages, wide
 
 # Keys and values travel by parts: of their heads, and where these are few, of their rows. What is
 # on its way, and the gradients that go back, then take the memory of a few parts, and not a few
@@ -126,7 +126,7 @@ class RingGradients(Function):
         rows |= _present({"grad_output": grad_output, "grad_lse": grad_lse})
         parts, cuts = parts_of_both(key, value)
         exchange = Exchange((key, value), ring.ranks, ring.plan, parts, cuts, "backward")
-        returning = None
+        returning = Return([], [], Messages([]), Messages([]))  # of the visit before the first
         for visit, arrived in exchange.arrivals():
             part = visit.part, parts
             own_rows, own_ring = tensors_of_heads(rows, *part), ring.of_heads(*part)
@@ -137,11 +137,9 @@ class RingGradients(Function):
             for block in visit.seen.blocks:
                 block_backward(own_rows, keys, own_sums, block, own_ring)
             del keys
-            if returning is not None:
-                returning.finish()
-            returning = exchange.send_back(visit, [*shares.values()], home)
-        if returning is not None:
             returning.finish()
+            returning = exchange.send_back(visit, [*shares.values()], home)
+        returning.finish()
         return tuple(sums[n].to(inputs[n].dtype) if n in sums else None for n in names)
 
     @staticmethod
