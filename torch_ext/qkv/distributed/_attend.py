@@ -21,7 +21,7 @@ _forward = torch.ops.qkv.attention_forward.default
 _DOING = "ring_attention: all-to-all over heads, {}"
 
 
-def resolved(call: Call, lead: tuple[int, ...], team: Team) -> Team:
+def resolved(call: Call, team: Team) -> Team:
     """The team as the call's method wants it: a ring of all ranks, or all of them over heads.
 
     auto divides the heads where it can: key and value then travel once, and each rank makes one
@@ -30,21 +30,18 @@ def resolved(call: Call, lead: tuple[int, ...], team: Team) -> Team:
     """
     if team.heads.size > 1 or call.method == "ring":
         return team
-    is_ring = call.with_rows or why_not_by_heads(call, lead, team.size) is not None
+    is_ring = call.with_rows or why_not_by_heads(call, team.size) is not None
     return team if call.method == "auto" and is_ring else Team(heads=team.ring, ring=ALONE)
 
 
-def attend(
-    call: Call, lead: tuple[int, ...], seed: Tensor | None, team: Team
-) -> tuple[Tensor, Tensor]:
-    """Output and lse of this rank's rows. lead: `[..., H]` of the output."""
+def attend(call: Call, seed: Tensor | None, team: Team) -> tuple[Tensor, Tensor]:
+    """Output and lse of this rank's rows."""
     ranks = team.heads
     tensors = _own_heads(call, ranks) if ranks.size > 1 else call.inputs | call.tensors
-    heads = lead[-1] if lead else 1
-    own = heads // ranks.size
     # A packed call has no masks. A ring has, of documents too, also one of a single rank.
     if team.ring.size == 1 and not (call.cu_seqlens is not None and call.masks):
-        shard = [0, 0, 0, 0, ranks.rank * own, heads, 0] if ranks.size > 1 else None
+        first_head = ranks.rank * (call.heads // ranks.size)
+        shard = [0, 0, 0, 0, first_head, call.heads, 0] if ranks.size > 1 else None
         output, lse = _attend_whole(tensors, call, dropout_seed=seed, shard=shard)
     else:
         if team.ring.size > 1 and is_reproducible():
@@ -53,8 +50,8 @@ def attend(
                 'same are asked for; expected qkv.set_reproducible(False), or method="heads"'
             )
         plan = _plan(call, team.ring.size, tensors["query"].size(-2) // 2)
-        lead = (*lead[:-1], own) if lead else ()
-        ring = Ring(team.ring, plan, lead, call.scalars, heads, ranks.rank * own, seed)
+        ring = Ring(team.ring, plan, call.lead, call.scalars, call.heads, 0, seed)
+        ring = ring.of_heads(ranks.rank, ranks.size)
         names = (*call.inputs, *OPTION_TENSORS)
         output, lse = RingAttention.apply(*map(tensors.get, names), ring)
         output = output.to(tensors["query"].dtype)

@@ -141,11 +141,10 @@ def _attend(call: Call, dropout_seed: int | Tensor | None, group: Group) -> tupl
     """Output and lse of this rank's rows, once all ranks make the same call."""
     team = team_of("ring_attention", group)
     facts: Facts = {"function": "ring_attention", "reproducible": is_reproducible()}
-    lead: tuple[int, ...] = ()
     number, failure = 0, None
     try:
         prepare(call)
-        lead = check(call, team)
+        check(call, team)
         if call.scalars["dropout_p"] > 0:
             own = _dropout_seed(call.inputs["query"]) if dropout_seed is None else dropout_seed
             number = _seed_of(own)
@@ -157,7 +156,7 @@ def _attend(call: Call, dropout_seed: int | Tensor | None, group: Group) -> tupl
         failure = error
     number, team = agree(facts, team, number, failure)
     seed = torch.tensor([number]) if call.scalars["dropout_p"] > 0 else None
-    return attend(call, lead, seed, resolved(call, lead, team))
+    return attend(call, seed, resolved(call, team))
 
 
 def _seed_of(given: int | Tensor) -> int:

@@ -28,7 +28,8 @@ _KINDS = {
 class Call:
     """inputs: query, key and value, which are `[H, L_local, D]` where there are documents. tensors:
     of OPTION_TENSORS, those that are given. scalars: the other options of qkv.attention, and
-    score_program. seqlen: as it was given; an int, once `check` has been there."""
+    score_program. seqlen: as it was given; an int, once `check` has been there. lead: `[..., H]` of
+    the output, from then on."""
 
     def __init__(
         self, inputs: dict[str, Tensor], seqlen: Any, cu_seqlens: Tensor | None, method: str,
@@ -38,6 +39,11 @@ class Call:
         self.method, self.score_mod = method, score_mod
         self.tensors = {n: x for n in OPTION_TENSORS if (x := options.pop(n, None)) is not None}
         self.scalars = SCALARS | options
+        self.lead: tuple[int, ...] = ()
+
+    @property
+    def heads(self) -> int:
+        return self.lead[-1] if self.lead else 1
 
     @property
     def masks(self) -> list[Tensor]:
@@ -80,12 +86,8 @@ def prepare(call: Call) -> None:
     call.tensors = tensors
 
 
-def check(call: Call, team: Team) -> tuple[int, ...]:
-    """`[..., H]` of the output.
-
-    Raises:
-        RuntimeError, ValueError, TypeError: the first argument that does not fit.
-    """
+def check(call: Call, team: Team) -> None:
+    """Raises RuntimeError, ValueError or TypeError for the first argument that does not fit."""
     _check_rows(call)
     rows = call.inputs["query"].size(-2)
     seqlen = call.seqlen = length_of("query", rows, call.seqlen, team)
@@ -93,7 +95,7 @@ def check(call: Call, team: Team) -> tuple[int, ...]:
         _check_documents(call, seqlen)
     if call.method not in METHODS:
         refuse("method", repr(call.method), f"one of {METHODS} is expected")
-    lead = _leading(call, seqlen)
+    call.lead = _leading(call, seqlen)
     if "spans" in call.tensors:
         begins, ends = call.tensors["spans"].unflatten(-1, (-1, 2)).unbind(-1)
         wrong = (begins < 0) | (begins > ends) | (ends > seqlen)
@@ -112,9 +114,8 @@ def check(call: Call, team: Team) -> tuple[int, ...]:
             '"auto" is expected'
         )
     if team.heads.size > 1 or call.method == "heads":
-        if (why := why_not_by_heads(call, lead, by_heads.size)) is not None:
+        if (why := why_not_by_heads(call, by_heads.size)) is not None:
             raise ValueError(why)
-    return lead
 
 
 def _check_rows(call: Call) -> None:
@@ -171,13 +172,11 @@ def _leading(call: Call, seqlen: int) -> tuple[int, ...]:
     return tuple(lse.shape[:-1])
 
 
-def why_not_by_heads(call: Call, lead: tuple[int, ...], size: int) -> str | None:
+def why_not_by_heads(call: Call, size: int) -> str | None:
     """Why heads cannot be divided among `size` ranks, if they cannot."""
-    heads = lead[-1] if lead else 1
-    if heads % size:
-        return (
-            f"query has {heads} heads, but a multiple of {size} is expected, a part for each rank"
-        )
+    if call.heads % size:
+        wanted = f"a multiple of {size} is expected, a part for each rank"
+        return f"query has {call.heads} heads, but {wanted}"
     for name in ("key", "value"):
         own = call.inputs[name].size(-3) if call.inputs[name].dim() > 2 else 1
         if not own or (own % size and size % own):
