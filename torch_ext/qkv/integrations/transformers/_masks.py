@@ -69,13 +69,12 @@ def make_mask(
     window = band.window(q_length, kv_length)
     if window is None:
         return written_out()
-    documents, spans = found.documents, None
+    documents, spans, last = found.documents, None, int(q_offset) + q_length
     if documents is not None:
         fits = q_length == kv_length and documents.shape == (batch_size, q_length)
         if padding is not None or found.spans or not fits or (documents.diff(dim=-1) < 0).any():
             return written_out()
     if found.spans is not None:
-        last = int(q_offset) + q_length
         try:
             spans = found.spans(max(last, kv_offset + kv_length)).tensor
         except ValueError:  # more spans of a query than are fast, or a block in several pieces
@@ -83,25 +82,15 @@ def make_mask(
         spans = (spans[..., last - q_length : last, :] - kv_offset).clamp(0, window[0])
         if (spans == spans.new_tensor([0, window[0]] * (spans.size(-1) // 2))).all():
             spans = None
-    padded = _padded(padding, window[0], band, spans)
-    shape = batch_size, 1, q_length, kv_length
-    mask = PatternMask(shape, band, True, documents=documents, spans=spans, **padded)
+    padding = None if padding is None or padding[:, : window[0]].all() else padding
+    lengths = lengths_of(padding) if band == Band() and spans is None else None
+    begins = begins_of(padding, window[0]) if spans is None else None
+    mask = PatternMask(
+        (batch_size, 1, q_length, kv_length), band, padding=padding, lengths=lengths,
+        begins=begins, documents=documents, spans=spans,
+    )  # fmt: skip
     if q_length > 1 or mask.begins is not None:
         return mask
     may_be_none = allow_is_causal_skip or allow_is_bidirectional_skip
     sees_all = band == Band() and spans is None and mask.padding is None
     return None if may_be_none and sees_all else PatternMask(mask.shape, dense=mask.written_out())
-
-
-def _padded(
-    padding: Tensor | None, keys: int, band: Band, spans: Tensor | None
-) -> dict[str, Tensor | None]:
-    """What a PatternMask says of padding, of which the first `keys` keys take part."""
-    if padding is None or padding[:, :keys].all():
-        return {}
-    is_open = band == Band() and spans is None
-    return {
-        "padding": padding,
-        "lengths": lengths_of(padding) if is_open else None,
-        "begins": begins_of(padding[:, :keys]) if spans is None else None,
-    }

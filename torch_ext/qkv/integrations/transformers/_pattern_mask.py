@@ -163,17 +163,19 @@ class PatternMask(torch.Tensor):
         return mask
 
 
-def lengths_of(padding: Tensor) -> Tensor | None:
+def lengths_of(padding: Tensor | None) -> Tensor | None:
     """How many keys each row has, where those it has come first."""
+    if padding is None:
+        return None
     lengths = padding.sum(1)
     first = torch.arange(padding.shape[1]) < lengths[:, None]
     return lengths if torch.equal(first, padding) else None
 
 
-def begins_of(padding: Tensor) -> Tensor | None:
-    """How many keys each row lacks, where those it has come last."""
-    lengths = lengths_of(padding.flip(1))
-    return None if lengths is None else padding.shape[1] - lengths
+def begins_of(padding: Tensor | None, keys: int) -> Tensor | None:
+    """How many of the first `keys` keys each row lacks, where those it has come last."""
+    lengths = lengths_of(None if padding is None else padding[:, :keys].flip(1))
+    return None if lengths is None else keys - lengths
 
 
 def _takes_all(operator: Any, args: tuple) -> bool:
