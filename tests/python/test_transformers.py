@@ -352,7 +352,7 @@ def unwritten(monkeypatch):
         raise AssertionError("a mask of all queries and keys was written")
 
     monkeypatch.setattr(_masks._private, "sdpa_mask", written)
-    monkeypatch.setattr(_pattern_mask.PatternMask, "_written", written)
+    monkeypatch.setattr(_pattern_mask.PatternMask, "written", property(written))
 
     def watch(operator):
         def watched(*args, attn_mask=None, **options):
@@ -528,7 +528,7 @@ def test_masks_mean_what_transformers_does(name, padding):
         assert_close(plain, output)
         assert_close(only, output)
         assert_close(plain_weights, weights)
-        found = torch.ones_like(expected) if found is None else found.written_out()
+        found = torch.ones_like(expected) if found is None else found.written
         assert torch.equal(found.expand_as(expected), expected)
     assert (seen_patterns > 0) == (name in PATTERNS and not (fixed and user is not None))
 

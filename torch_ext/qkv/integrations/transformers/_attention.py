@@ -140,7 +140,7 @@ def _elsewhere(module, query, key, value, attention_mask, s_aux, **kwargs):
             'leave out; use "eager"'
         )
     if isinstance(attention_mask, PatternMask):
-        attention_mask = attention_mask.written_out()
+        attention_mask = attention_mask.written
     note_left("attention of transformers", query, "transformers' sdpa")
     return _private.sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
@@ -149,7 +149,8 @@ def _rows(query, key, value, mask, is_causal, position_bias, output_attentions, 
     """Attention of rows that are not packed: `[B, L, H, Dv]`, and the weights if asked for."""
     queries, keys = query.shape[2], key.shape[2]
     if isinstance(mask, PatternMask):
-        lengths = None if position_bias is not None or output_attentions else mask.lengths
+        is_plain = position_bias is None and not output_attentions
+        lengths = mask.lengths if is_plain else None
         is_expanded = not isinstance(key, Latents)
         if lengths is not None and is_expanded and _one_after_the_other(query, key, value):
             # All queries of item b attend to its first lengths[b] keys: no other is computed.
@@ -162,7 +163,6 @@ def _rows(query, key, value, mask, is_causal, position_bias, output_attentions, 
         if used < keys:
             key, value = key[:, :, :used], value[:, :, :used]
             position_bias = None if position_bias is None else position_bias[..., :used]
-        is_plain = position_bias is None and not output_attentions
         if is_plain and mask.begins is not None and _may_be_cached(query, key, options):
             options["softmax_scale"] = options.pop("scale")
             del options["enable_gqa"], options["dropout_p"]

@@ -30,7 +30,7 @@ def with_chosen(
     if mask is None:
         return chosen.tril() if is_causal and query.shape[2] > 1 else chosen
     if isinstance(mask, PatternMask):
-        mask = mask.written_out()
+        mask = mask.written
     if mask.dtype == torch.bool:
         return mask & chosen
     return mask.masked_fill(~chosen, float("-inf"))

@@ -93,4 +93,4 @@ def make_mask(
         return mask
     may_be_none = allow_is_causal_skip or allow_is_bidirectional_skip
     sees_all = band == Band() and spans is None and mask.padding is None
-    return None if may_be_none and sees_all else PatternMask(mask.shape, dense=mask.written_out())
+    return None if may_be_none and sees_all else PatternMask(mask.shape, dense=mask.written)

@@ -95,18 +95,12 @@ class PatternMask(torch.Tensor):
     def __init__(self, *args: Any, **tensors: Any) -> None:
         """Nothing is left to do."""
 
-    def written_out(self) -> Tensor:
-        """The mask in memory, bool `[B, 1, L, S]`; written once, whoever asks."""
-        if self.dense is None:
-            self.dense = self._written()
-        return self.dense
-
     @property
     def written(self) -> Tensor:
-        """The same, for torch.compile, which takes what an attribute is for an input."""
-        return self.written_out()
-
-    def _written(self) -> Tensor:
+        """The mask in memory, bool `[B, 1, L, S]`; written once, whoever asks. torch.compile takes
+        what an attribute is for an input."""
+        if self.dense is not None:
+            return self.dense
         batch, _, queries, keys = self.shape
         step = torch.arange(keys) - torch.arange(queries)[:, None]
         mask = ((step >= self.band.low) & (step <= self.band.high))[None, None]
@@ -117,7 +111,8 @@ class PatternMask(torch.Tensor):
             mask = mask & same[:, None]
         if self.spans is not None:
             mask = mask & Spans(self.spans).to_mask(keys)
-        return mask.expand(batch, 1, queries, keys)
+        self.dense = mask.expand(batch, 1, queries, keys)
+        return self.dense
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -133,7 +128,7 @@ class PatternMask(torch.Tensor):
 
         def dense_of(mask: PatternMask) -> Tensor:
             mask.changed |= is_view or func._schema.is_mutable
-            return mask.written_out()
+            return mask.written
 
         dense = tree_map_only(PatternMask, dense_of, (args, kwargs or {}))
         result = func(*dense[0], **dense[1])
