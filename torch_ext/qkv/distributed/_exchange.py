@@ -1,9 +1,8 @@
 """Keys and values on their way to the queries that see them, and their gradients on their way back.
 
 At step s of n, each rank attends to keys of the rank s places before it, and they come from there
-directly: a rank sends to each other what that one sees, and no more. Of a causal sequence that is
-three quarters of what would go from neighbour to neighbour around the ring, of a sequence with a
-window little more than the window.
+directly: a rank sends to each other what that one sees, and no more, where from neighbour to
+neighbour around the ring all would go.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,6 @@
 """DTensor: every operator on tensors that are sharded over a mesh of processes.
 
-Each process calls the operator on its part of the heads and of the batch. layout.py says which
-dimensions of which tensor these are, plan.py what a dimension of the mesh divides and who has which
-key/value heads, and rule.py makes the call. rotate.py is the same of qkv.rotate.
+Each process calls the operator on its part of the heads and of the batch: see rule.py.
 
 The rules are registered by torch.library.register_torch_dispatch, which is public. So is
 torch.distributed.tensor.experimental.register_sharding, but that cannot express them:

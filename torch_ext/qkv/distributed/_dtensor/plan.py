@@ -92,8 +92,7 @@ class Plan(NamedTuple):
             parts = prod(self.mesh.size(i) for i, own in enumerate(self.labels) if own == label)
             if self.sizes.get(label, 1) < parts:
                 return False
-        grouped = [x for x in shapes.items() if self.grouped_heads(*x) is not None]
-        return all(self.share(*x) is not None for x in grouped)
+        return all(self.share(*x) or self.grouped_heads(*x) is None for x in shapes.items())
 
     def first(self, label: int) -> int:
         """The number that the first of this process's heads or batch items has among those of

@@ -128,8 +128,8 @@ class Attention:
     def _take_sinks(self) -> None:
         if self.arguments["sinks"] is not None:
             pads = ints(0, 0, 0, 0, 0, 0, 1, 0)
-            self.key = Tensor(op.Pad(self.key.value, pads), self.key.sizes)
-            self.value = Tensor(op.Pad(self.value.value, pads), self.value.sizes)
+            padded = (Tensor(op.Pad(x.value, pads), x.sizes) for x in (self.key, self.value))
+            self.key, self.value = padded
 
     def _take_scale(self) -> None:
         self.scale = self.arguments["scale"]
