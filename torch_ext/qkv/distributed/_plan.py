@@ -6,13 +6,12 @@ sends only that; what positions hide is neither sent nor multiplied.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 _ALL = 1 << 62  # the width of a window that hides nothing, in positions
 
 
-@dataclass(frozen=True, order=True)
-class Range:
+class Range(NamedTuple):
     begin: int
     end: int
 
@@ -27,16 +26,14 @@ class Range:
         return Range(self.begin + by, self.end + by)
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Neighbours in the sequence that are neighbours on their rank, too."""
 
     positions: Range  # in the sequence
     shift: int  # what is added to a position to get the row in the rank's tensors
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """One call of the operator: some rows of a rank's queries, some rows of another's keys."""
 
     rows: Range
@@ -60,11 +57,10 @@ class Block:
         """What the block has of these columns, counted from the first of them."""
         own = self.columns & part
         begin = self.key_begin + (own.begin - self.columns.begin if self.length else 0)
-        return [replace(self, columns=own.moved(-part.begin), key_begin=begin)] if own.size else []
+        return [self._replace(columns=own.moved(-part.begin), key_begin=begin)] if own.size else []
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """What the queries of one rank see of the keys of another."""
 
     columns: list[Range]  # the rows of the keys that any query sees
@@ -84,8 +80,7 @@ class Step:
         return Step(columns, [x for block in self.blocks for x in block.of_columns(own)])
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """How a sequence lies on `size` ranks, and what its queries see.
 
     Attributes:
@@ -200,4 +195,4 @@ def _union(ranges: Iterable[Range]) -> list[Range]:
 
 def _counted_in(columns: list[Range], block: Block) -> Block:
     before = sum((one & Range(0, block.columns.begin)).size for one in columns)
-    return replace(block, columns=Range(before, before + block.columns.size))
+    return block._replace(columns=Range(before, before + block.columns.size))

@@ -1,7 +1,6 @@
 """The processes over which a sequence is cut."""
 
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -11,8 +10,7 @@ from qkv._refuse import refuse
 Group = dist.ProcessGroup | DeviceMesh | None
 
 
-@dataclass(frozen=True)
-class Ranks:
+class Ranks(NamedTuple):
     """A process group as one of its members sees it; without a group, that member alone.
 
     call: the number of the call that messages belong to. Ranks may run the backward passes of two
@@ -41,8 +39,7 @@ class Ranks:
 ALONE = Ranks()
 
 
-@dataclass(frozen=True)
-class Team:
+class Team(NamedTuple):
     """The ranks that share a sequence: `heads` times `ring` of them.
 
     The ring cuts the sequence into `ring.size` shares, and the ranks of `heads` cut each share once
@@ -53,7 +50,7 @@ class Team:
     ring: Ranks
 
     def of_call(self, number: int) -> "Team":
-        return Team(replace(self.heads, call=number), replace(self.ring, call=number))
+        return Team(self.heads._replace(call=number), self.ring._replace(call=number))
 
     @property
     def size(self) -> int:
