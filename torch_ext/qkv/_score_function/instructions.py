@@ -31,10 +31,13 @@ class Instructions:
     def line(self, line: Line, kind: str, **state: Any) -> Register:
         return self.lines.setdefault(line, Register(len(self.lines), kind, **state))
 
-    def __call__(self, name: str, *inputs: Register) -> Register:
-        kind = _RESULT.get(name, inputs[-1].kind)
-        has_gradient = kind == "f" and any(x.has_gradient for x in inputs)
-        return self.line((name, *(x.number for x in inputs)), kind, has_gradient=has_gradient)
+    def __call__(self, name: str, *inputs: Any) -> Register:
+        """Of registers, and of numbers, which are of the kind of the last register."""
+        last = next(x for x in reversed(inputs) if isinstance(x, Register))
+        registers = [x if isinstance(x, Register) else self.of(x, last.kind) for x in inputs]
+        kind = _RESULT.get(name, last.kind)
+        has_gradient = kind == "f" and any(x.has_gradient for x in registers)
+        return self.line((name, *(x.number for x in registers)), kind, has_gradient=has_gradient)
 
     def constant(self, value: Any, kind: str) -> Register:
         value = _TYPES[kind](value)
@@ -52,7 +55,7 @@ class Instructions:
         if x.value is not None:
             return self.constant(x.value, kind)
         if kind == "b":
-            return self("ne", x, self.constant(0, x.kind))
+            return self("ne", x, 0)
         return self(f"to_{_TYPES[kind].__name__}", x)
 
 
@@ -89,7 +92,7 @@ def _value(x: Any) -> Any:
 
 
 def _add(p: Instructions, kind: str, a: Any, b: Any, alpha: Any = 1, sign: str = "add") -> Register:
-    b = p.of(b, kind) if alpha == 1 else p("mul", p.of(b, kind), p.of(alpha, kind))
+    b = p.of(b, kind) if alpha == 1 else p("mul", p.of(b, kind), alpha)
     return _each(sign, "or" if sign == "add" else "")(p, kind, a, b)
 
 
@@ -102,13 +105,12 @@ def _div(p: Instructions, kind: str, a: Any, b: Any, rounding_mode: str | None =
     if kind == "f":
         return _trunc(p, kind, p("div", a, b))
     down = p("floordiv", a, b)
-    return p("where", _is_cut(p, a, b), p("add", down, p.of(1, kind)), down)
+    return p("where", _is_cut(p, a, b), p("add", down, 1), down)
 
 
 def _is_cut(p: Instructions, a: Register, b: Register) -> Register:
     """Whether a / b, rounded towards zero, is more than a / b rounded down."""
-    zero = p.of(0, a.kind)
-    return p("and", p("ne", p("rem", a, b), zero), p("xor", p("lt", a, zero), p("lt", b, zero)))
+    return p("and", p("ne", p("rem", a, b), 0), p("xor", p("lt", a, 0), p("lt", b, 0)))
 
 
 def _fmod(p: Instructions, kind: str, a: Any, b: Any) -> Register:
@@ -130,22 +132,20 @@ def _ceil(p: Instructions, x: Register) -> Register:
 
 def _round(p: Instructions, x: Register) -> Register:
     """To the nearest integer, of two to the even one."""
-    down, half = p("floor", x), p.of(0.5, "f")
-    up = p("add", down, p.of(1, "f"))
-    even = p("mul", p("floor", p("mul", up, half)), p.of(2, "f"))
-    rest = p("sub", x, down)
-    return p("where", p("gt", rest, half), up, p("where", p("lt", rest, half), down, even))
+    down = p("floor", x)
+    up, rest = p("add", down, 1), p("sub", x, down)
+    even = p("mul", p("floor", p("mul", up, 0.5)), 2)
+    return p("where", p("gt", rest, 0.5), up, p("where", p("lt", rest, 0.5), down, even))
 
 
-_trunc = _rounded(lambda p, x: p("where", p("lt", x, p.of(0, "f")), _ceil(p, x), p("floor", x)))
+_trunc = _rounded(lambda p, x: p("where", p("lt", x, 0), _ceil(p, x), p("floor", x)))
 
 
 def _sign(p: Instructions, kind: str, x: Any) -> Register:
     x = p.of(x, kind)
     if kind == "b":
         return x
-    zero = p.of(0, kind)
-    return p("sub", p.of(p("gt", x, zero), kind), p.of(p("lt", x, zero), kind))
+    return p("sub", p.of(p("gt", x, 0), kind), p.of(p("lt", x, 0), kind))
 
 
 def _clamp(
@@ -154,11 +154,12 @@ def _clamp(
     """Of floating numbers by `where`: torch has x's gradient at the ends, and with `closed="e"`,
     which is how relu and its kin are defined, none."""
     x = p.of(x, kind)
-    for end, is_out, inner in ((min, "l", _each("max", "or")), (max, "g", _each("min", "and"))):
-        if end is not None:
+    for end, beyond, inner in ((min, "l", "maximum"), (max, "g", "minimum")):
+        if end is not None and kind == "f":
             end = p.of(end, kind)
-            out = p(is_out + closed, x, end) if kind == "f" else None
-            x = p("where", out, end, x) if out else inner(p, kind, x, end)
+            x = p("where", p(beyond + closed, x, end), end, x)
+        elif end is not None:
+            x = RULES[inner](p, kind, x, end)
     return x
 
 
@@ -169,7 +170,7 @@ def _where(p: Instructions, kind: str, condition: Any, a: Any, b: Any) -> Regist
 def _pow(p: Instructions, kind: str, x: Any, exponent: Any) -> Register:
     n, base = _value(exponent), _value(x)
     if n is None and base is not None and base > 0 and kind == "f":
-        return p("exp", p("mul", p.of(exponent, "f"), p.of(math.log(base), "f")))
+        return p("exp", p("mul", p.of(exponent, "f"), math.log(base)))
     if n is None or (kind == "i" and n < 0):
         raise NoRule("an exponent that is a number is expected, or a base that is a positive one")
     x = p.of(x, kind)
@@ -177,7 +178,7 @@ def _pow(p: Instructions, kind: str, x: Any, exponent: Any) -> Register:
         return p("sqrt" if n > 0 else "rsqrt", x)
     if n != int(n):
         return _real_power(p, x, n)
-    x = x if n >= 0 else p("div", p.of(1, "f"), x)
+    x = x if n >= 0 else p("div", 1, x)
     result, square, left = None, x, abs(int(n))
     while left:
         if left % 2:
@@ -191,9 +192,9 @@ def _real_power(p: Instructions, x: Register, n: float) -> Register:
     """exp(n log x), but of 0 and of infinities, which x + x = x tells, without the logarithm: that
     of -inf is NaN, and its derivative at 0 infinite, where that of a power above 1 is 0."""
     size, is_end = p("abs", x), p("eq", p("add", x, x), x)
-    end = size if n > 1 else p("sqrt", size) if n > 0 else p("div", p.of(1, "f"), size)
-    inner = p("log", p("where", is_end, p.of(1, "f"), x))
-    return p("where", is_end, end, p("exp", p("mul", inner, p.of(n, "f"))))
+    end = size if n > 1 else p("sqrt", size) if n > 0 else p("div", 1, size)
+    inner = p("log", p("where", is_end, 1, x))
+    return p("where", is_end, end, p("exp", p("mul", inner, n)))
 
 
 def _converted(p: Instructions, kind: str, x: Any, *_: Any, **__: Any) -> Register:
@@ -204,67 +205,61 @@ def _logical(name: str) -> Rule:
     return lambda p, _, *inputs: p(name, *(p.of(x, "b") for x in inputs))
 
 
-def _over(name: str, divisor: float) -> Rule:
-    return lambda p, _, x: p("div", p(name, p.of(x, "f")), p.of(divisor, "f"))
+def _real(of: Callable[..., Register]) -> Rule:
+    """Computes with a floating number."""
+    return lambda p, _, x, *args, **kwargs: of(p, p.of(x, "f"), *args, **kwargs)
 
 
 def _near_zero(p: Instructions, x: Register) -> tuple[Register, Register]:
     """Whether x is, and x there, elsewhere 0: what is computed of it and not chosen is finite, and
     so are its derivatives."""
-    is_near = p("lt", p("abs", x), p.of(0.5, "f"))
-    return is_near, p("where", is_near, x, p.of(0, "f"))
+    is_near = p("lt", p("abs", x), 0.5)
+    return is_near, p("where", is_near, x, 0)
 
 
-def _expm1(p: Instructions, _: str, x: Any) -> Register:
+def _expm1(p: Instructions, x: Register) -> Register:
     """Near 0 tanh(x / 2) (exp(x) + 1), which cancels nothing."""
-    x, one = p.of(x, "f"), p.of(1, "f")
     is_near, near = _near_zero(p, x)
-    half = p("tanh", p("mul", near, p.of(0.5, "f")))
-    return p(
-        "where", is_near, p("mul", half, p("add", p("exp", near), one)), p("sub", p("exp", x), one)
-    )
+    inner = p("mul", p("tanh", p("mul", near, 0.5)), p("add", p("exp", near), 1))
+    return p("where", is_near, inner, p("sub", p("exp", x), 1))
 
 
-def _log1p(p: Instructions, _: str, x: Any) -> Register:
+def _log1p(p: Instructions, x: Register) -> Register:
     """log(u) of u = 1 + x, and near 0 what u was rounded by, over u."""
-    x, one = p.of(x, "f"), p.of(1, "f")
     near = _near_zero(p, x)[1]
-    u = p("add", near, one)
-    rounded = p("div", p("sub", near, p("sub", u, one)), u)
-    return p("add", p("log", p("add", x, one)), rounded)
+    u = p("add", near, 1)
+    rounded = p("div", p("sub", near, p("sub", u, 1)), u)
+    return p("add", p("log", p("add", x, 1)), rounded)
 
 
-def _softplus(p: Instructions, _: str, x: Any, beta: float = 1, threshold: float = 20) -> Register:
+def _softplus(p: Instructions, x: Register, beta: float = 1, threshold: float = 20) -> Register:
     """Beyond the threshold x; what is not chosen there stays finite, and so does its derivative."""
-    x = p.of(x, "f")
-    scaled = x if beta == 1 else p("mul", x, p.of(beta, "f"))
-    inner = _log1p(p, "f", p("exp", _clamp(p, "f", scaled, None, threshold)))
-    inner = inner if beta == 1 else p("div", inner, p.of(beta, "f"))
-    return p("where", p("gt", scaled, p.of(threshold, "f")), x, inner)
+    scaled = x if beta == 1 else p("mul", x, beta)
+    inner = _log1p(p, p("exp", _clamp(p, "f", scaled, None, threshold)))
+    inner = inner if beta == 1 else p("div", inner, beta)
+    return p("where", p("gt", scaled, threshold), x, inner)
 
 
 def _elu(
-    p: Instructions, _: str, x: Any, alpha: float = 1, scale: float = 1, input_scale: float = 1
+    p: Instructions, x: Register, alpha: float = 1, scale: float = 1, input_scale: float = 1
 ) -> Register:
-    x = p.of(x, "f")
-    inner = _clamp(p, "f", p("mul", x, p.of(input_scale, "f")), None, 0)
-    below = p("mul", _expm1(p, "f", inner), p.of(alpha * scale, "f"))
-    return p("where", p("gt", x, p.of(0, "f")), p("mul", x, p.of(scale, "f")), below)
+    inner = _clamp(p, "f", p("mul", x, input_scale), None, 0)
+    below = p("mul", _expm1(p, inner), alpha * scale)
+    return p("where", p("gt", x, 0), p("mul", x, scale), below)
 
 
 def _hardtanh(p: Instructions, kind: str, x: Any, min: Any = -1, max: Any = 1) -> Register:
     return _clamp(p, kind, x, min, max, "e")
 
 
-def _hardsigmoid(p: Instructions, _: str, x: Any) -> Register:
-    return p("div", _hardtanh(p, "f", _add(p, "f", x, 3), 0, 6), p.of(6, "f"))
+def _hardsigmoid(p: Instructions, x: Register) -> Register:
+    return p("div", _hardtanh(p, "f", p("add", x, 3), 0, 6), 6)
 
 
-def _hardswish(p: Instructions, _: str, x: Any) -> Register:
+def _hardswish(p: Instructions, x: Register) -> Register:
     """x hardsigmoid(x), whose gradients at -3 and 3 are those of 0 and of x."""
-    x = p.of(x, "f")
-    inner = p("where", p("ge", x, p.of(3, "f")), x, p("mul", x, _hardsigmoid(p, "f", x)))
-    return p("where", p("le", x, p.of(-3, "f")), p.of(0, "f"), inner)
+    inner = p("where", p("ge", x, 3), x, p("mul", x, _hardsigmoid(p, x)))
+    return p("where", p("le", x, -3), 0, inner)
 
 
 RULES: dict[str, Rule] = {
@@ -307,18 +302,18 @@ RULES |= {
     "pow": _pow,
     "square": lambda p, kind, x: _pow(p, kind, x, 2),
     "reciprocal": lambda p, kind, x: _pow(p, kind, x, -1),
-    "exp2": lambda p, _, x: p("exp", p("mul", p.of(x, "f"), p.of(math.log(2), "f"))),
-    "expm1": _expm1,
-    "log2": _over("log", math.log(2)),
-    "log10": _over("log", math.log(10)),
-    "log1p": _log1p,
-    "tan": lambda p, _, x: p("div", p("sin", p.of(x, "f")), p("cos", p.of(x, "f"))),
+    "exp2": _real(lambda p, x: p("exp", p("mul", x, math.log(2)))),
+    "expm1": _real(_expm1),
+    "log2": _real(lambda p, x: p("div", p("log", x), math.log(2))),
+    "log10": _real(lambda p, x: p("div", p("log", x), math.log(10))),
+    "log1p": _real(_log1p),
+    "tan": _real(lambda p, x: p("div", p("sin", x), p("cos", x))),
     "relu": lambda p, kind, x: _hardtanh(p, kind, x, 0, None),
     "hardtanh": _hardtanh,
-    "hardsigmoid": _hardsigmoid,
-    "hardswish": _hardswish,
-    "softplus": _softplus,
-    "elu": _elu,
-    "celu": lambda p, kind, x, alpha=1: _elu(p, kind, x, alpha, 1, 1 / alpha),
-    "silu": lambda p, _, x: p("mul", p.of(x, "f"), p("sigmoid", p.of(x, "f"))),
+    "hardsigmoid": _real(_hardsigmoid),
+    "hardswish": _real(_hardswish),
+    "softplus": _real(_softplus),
+    "elu": _real(_elu),
+    "celu": _real(lambda p, x, alpha=1: _elu(p, x, alpha, 1, 1 / alpha)),
+    "silu": _real(lambda p, x: p("mul", x, p("sigmoid", x))),
 }
