@@ -17,7 +17,7 @@ import torch
 from score_programs import trace
 from torch.nn.attention.flex_attention import and_masks
 
-from qkv._score_function import cache, keys
+from qkv._score_function import cache
 from qkv._score_function.cache import traced
 from qkv._score_function.keys import key_of
 
@@ -516,9 +516,9 @@ def test_its_size_is_bounded():
     assert is_known(capped(float(n + 1))) and not is_known(capped(1.0))
 
 
-def test_code_that_is_made_again_and_again(monkeypatch):
-    monkeypatch.setattr(keys, "_codes", dict.fromkeys(range(-4097, 0)))
-    assert not is_known(capped(1.0)) and is_known(capped(1.0)) and len(keys._codes) < 9
+def test_code_that_is_made_again_is_known():
+    made = lambda: eval("lambda s, b, h, q, k: s * 2.0")  # noqa: E731
+    assert not is_known(made()) and is_known(made())
 
 
 def test_threads():

@@ -35,10 +35,9 @@ class Unkeyed(Exception):
 
 
 class _Code:
-    """A function's text. Two are the same if they are one object."""
+    """What a function's text says."""
 
     def __init__(self, code: CodeType) -> None:
-        self.code = code  # kept, for its id is what it is found by
         self.names = words_in(code)  # of globals and attributes
         self.is_open = not _READS_UNNAMED.isdisjoint(self.names) or _imports(code)
 
@@ -50,16 +49,7 @@ def _imports(code: CodeType) -> bool:
     return not all(x and _is_foreign(x) for x in found) or any(map(_imports, inside))
 
 
-_codes: dict[int, _Code] = {}
-
-
-def _code_of(code: CodeType) -> _Code:
-    found = _codes.get(id(code))
-    if found is None:
-        if len(_codes) > 4096:  # of code that is made again and again; keys are made anew then
-            _codes.clear()
-        found = _codes[id(code)] = _Code(code)
-    return found
+_code_of = functools.lru_cache(1 << 12)(_Code)
 
 
 def key_of(function: Any) -> tuple[tuple[Any, ...], list[Tensor]]:
