@@ -16,7 +16,7 @@ FOLDS: dict[str, Any] = {
     "amax": _aten.maximum.default,
     "amin": _aten.minimum.default,
 }
-_SAME_ORDER = ("view", "_unsafe_view", "unsqueeze", "squeeze", "alias", "detach")
+_VIEWS = ("view", "_unsafe_view", "unsqueeze", "squeeze", "alias", "detach", "select")
 _MOST = 32  # numbers of a row, each of which has an instruction for all that is done with it
 
 
@@ -52,12 +52,9 @@ class _Rows:
             return None
         if node.name in FOLDS:
             return self.folded(node)
-        if node.name in _SAME_ORDER:
-            return [self.new(node, _aten.alias.default, x) for x in self.numbers(rows[0])]
-        if node.name == "select" and rows[0] in self.known:
-            dim, n = node.args[1:]
-            order = self.order(rows[0]).select(dim, n).flatten().tolist()
-            return [self.new(node, _aten.alias.default, self.known[rows[0]][m]) for m in order]
+        if node.name in _VIEWS and (node.name != "select" or rows[0] in self.known):
+            order = node.function(self.order(rows[0]), *node.args[1:]).flatten().tolist()
+            return [self.new(node, _aten.alias.default, self.numbers(rows[0])[n]) for n in order]
         if node.name not in RULES:
             return None
         numbers = {x: self.numbers(x) for x in rows}
@@ -91,15 +88,12 @@ class _Rows:
         return torch.arange(row.like.numel()).view(row.like.shape)
 
     def numbers(self, row: Node) -> list[Node]:
-        if row not in self.known:
-            found = []
-            for place in product(*(range(n) for n in row.like.shape)):
-                if row.level == CONSTANT:
-                    found.append(Node(row.like[place], CONSTANT, row.place))
-                    continue
-                at = [Node(torch.tensor(n), CONSTANT, row.place) for n in place]
-                found.append(self.new(row, _aten.index.Tensor, row, at))
-            self.known[row] = found
+        if row not in self.known and row.level == CONSTANT:
+            self.known[row] = [Node(x, CONSTANT, row.place) for x in row.like.flatten()]
+        elif row not in self.known:
+            places = product(*(range(n) for n in row.like.shape))
+            at = [[Node(torch.tensor(n), CONSTANT, row.place) for n in place] for place in places]
+            self.known[row] = [self.new(row, _aten.index.Tensor, row, x) for x in at]
         return self.known[row]
 
     def new(self, of: Node, function: Any, *args: Any, **kwargs: Any) -> Node:
