@@ -1,7 +1,7 @@
 """Programs that do what options of `attention` do: see `Known`."""
 
+import math
 from collections.abc import Container
-from math import prod
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -10,10 +10,8 @@ from qkv._score_function.program import Line, needed, operands, written
 
 _ORDER = ("batch", "head", "query", "key")
 _NEGATED = {"ge": "lt", "lt": "ge", "gt": "le", "le": "gt"}
-_SWAPPED = {"ge": "le", "le": "ge", "gt": "lt", "lt": "gt"}
 
-# (n, m): n <= query - key <= m, None where there is no end.
-Range = tuple[int | None, int | None]
+Range = tuple[float, float]  # (n, m): n <= query - key <= m, integers or infinite
 Affine = tuple[int, int, int]  # of query, of key, and a number
 Part = tuple[int, tuple[int, ...]]  # of the joined tables: where it begins, and its sizes
 
@@ -41,7 +39,7 @@ def known(tables: list[Line], lines: list[Line]) -> Known:
     of = _Reader(tables, lines)
     root, ends = of.shown(len(lines) - 1)
     inner = "" if lines[root] == ("score",) else written(*needed(tables, lines, root))
-    return of.summed(root, Known(inner, *ends))
+    return of.summed(root, Known(inner, *(None if math.isinf(x) else int(x) for x in ends)))
 
 
 def options_of(
@@ -81,7 +79,7 @@ def options_of(
 def _part(tables: Tensor | None, offset: int, sizes: tuple[int, ...]) -> Tensor:
     """One of the joined tables, which begins there."""
     assert tables is not None
-    n = prod(sizes)
+    n = math.prod(sizes)
     return (tables if n == tables.numel() else tables[offset : offset + n]).view(sizes)
 
 
@@ -91,15 +89,16 @@ class _Reader:
 
     def shown(self, n: int) -> tuple[int, Range]:
         """The score that is hidden by distance, and where it is not."""
-        ends: Range = (None, None)
+        first, last = -math.inf, math.inf
         while self.lines[n][0] == "where":
             condition, *scores = operands(self.lines[n])
             is_hidden = [self.lines[x] == ("float", "-inf") for x in scores]
             found = self.range(condition, is_hidden[0])
             if found is None or is_hidden[0] == is_hidden[1]:
                 break
-            ends, n = _both(ends, found), scores[is_hidden[0]]
-        return n, ends
+            first, last = max(first, found[0]), min(last, found[1])
+            n = scores[is_hidden[0]]
+        return n, (first, last)
 
     def range(self, n: int, is_negated: bool) -> Range | None:
         """Where a condition holds."""
@@ -107,28 +106,16 @@ class _Reader:
         if name == "not":
             return self.range(inputs[0], not is_negated)
         if name == ("or" if is_negated else "and"):
-            a, b = (self.range(x, is_negated) for x in inputs)
-            return None if a is None or b is None else _both(a, b)
+            return _all_of(*(self.range(x, is_negated) for x in inputs))
         if name not in _NEGATED:
             return None
         name = _NEGATED[name] if is_negated else name
-        a, b = inputs
-        if self.lines[b][0] == "abs":
-            a, b, name = b, a, _SWAPPED[name]
-        if self.lines[a][0] == "abs":
-            within, most = self.affine(self.lines[a][1]), self.affine(b)
-            if within is None or most is None or most[:2] != (0, 0) or name not in ("le", "lt"):
-                return None
-            high = _at_least_0((-within[0], -within[1], most[2] - within[2] - (name == "lt")))
-            low = _at_least_0((within[0], within[1], most[2] + within[2] - (name == "lt")))
-            return None if low is None or high is None else _both(low, high)
-        x, y = self.affine(a), self.affine(b)
-        if x is None or y is None:
-            return None
-        if name in ("le", "lt"):
-            x, y = y, x
-        strict = name in ("gt", "lt")
-        return _at_least_0((x[0] - y[0], x[1] - y[1], x[2] - y[2] - strict))
+        a, b = inputs if name in ("le", "lt") else reversed(inputs)
+        is_distance = self.lines[a][0] == "abs"  # which is x and -x, each of them at most b
+        x, most = self.affine(self.lines[a][1] if is_distance else a), self.affine(b)
+        least = int(name in ("lt", "gt"))
+        signs = (1, -1) if is_distance else (1,)
+        return _all_of(*(_at_least(_plus(most, x, -sign), least) for sign in signs))
 
     def affine(self, n: Any) -> Affine | None:
         """An integer as a sum of query, key and a number."""
@@ -137,14 +124,11 @@ class _Reader:
             return (1, 0, 0) if name == "query" else (0, 1, 0)
         if name == "int":
             return (0, 0, int(inputs[0]))
-        if name not in ("add", "sub", "neg"):
-            return None
-        found = [self.affine(x) for x in inputs]
-        if any(x is None for x in found):
-            return None
-        signs = {"add": (1, 1), "sub": (1, -1), "neg": (-1,)}[name]
-        a, b, c = (sum(s * x[d] for s, x in zip(signs, found, strict=True) if x) for d in range(3))
-        return a, b, c
+        if name == "neg":
+            return _plus((0, 0, 0), self.affine(inputs[0]), -1)
+        if name in ("add", "sub"):
+            return _plus(self.affine(inputs[0]), self.affine(inputs[1]), 1 if name == "add" else -1)
+        return None
 
     def summed(self, n: int, of: Known) -> Known:
         """With the softcap, slopes and bias of a sum, if it is one of these and a score alone."""
@@ -216,13 +200,21 @@ class _Reader:
         return offset, tuple(sizes)
 
 
-def _at_least_0(x: Affine) -> Range | None:
-    if x[:2] == (1, -1):
-        return -x[2], None
-    return (None, x[2]) if x[:2] == (-1, 1) else None
+def _plus(x: Affine | None, y: Affine | None, sign: int) -> Affine | None:
+    if x is None or y is None:
+        return None
+    return x[0] + sign * y[0], x[1] + sign * y[1], x[2] + sign * y[2]
 
 
-def _both(a: Range, b: Range) -> Range:
-    firsts = [x for x in (a[0], b[0]) if x is not None]
-    lasts = [x for x in (a[1], b[1]) if x is not None]
-    return max(firsts, default=None), min(lasts, default=None)
+def _at_least(x: Affine | None, least: int) -> Range | None:
+    """Where x is, if it is a number and the distance of query and key."""
+    if x is None or x[:2] not in ((1, -1), (-1, 1)):
+        return None
+    return (least - x[2], math.inf) if x[0] == 1 else (-math.inf, x[2] - least)
+
+
+def _all_of(*ranges: Range | None) -> Range | None:
+    known = [x for x in ranges if x is not None]
+    if len(known) < len(ranges):
+        return None
+    return max(x[0] for x in known), min(x[1] for x in known)
