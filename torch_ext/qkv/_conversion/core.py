@@ -235,9 +235,9 @@ def _fill(core: Core, shape: Any, mask: Tensor, value: Any) -> Core | None:
     return found._replace(blind=_with(found, shape, blind)[1]) if is_one else None
 
 
-def _softmax(core: Core, shape: Any, dim: int, *_: Any, **options: Any) -> Core | None:
+def _of_rows(core: Core, shape: Any, dim: Any, *_: Any, stage: str, **options: Any) -> Core | None:
     is_last = dim in (-1, len(shape) - 1) and core.stage == "scores"
-    return core._replace(stage="weights") if is_last else None
+    return core._replace(stage=stage) if is_last else None
 
 
 def _dropout(
@@ -247,11 +247,6 @@ def _dropout(
     if core.stage != "weights" or inplace or (p and core.dropout):
         return None
     return core._replace(dropout=p or core.dropout)
-
-
-def _greatest(core: Core, shape: Any, dim: Any, keepdim: bool = False) -> Core | None:
-    is_last = dim in (-1, len(shape) - 1) and core.stage == "scores"
-    return core._replace(stage="row") if is_last else None
 
 
 def _at_least(core: Core, shape: Any, low: Any) -> Core | None:
@@ -267,8 +262,9 @@ def _at_least(core: Core, shape: Any, low: Any) -> Core | None:
 _RULES: dict[str, Callable[..., Core | None]] = {
     "add": _plus, "radd": _plus, "sub": functools.partial(_plus, alpha=-1), "mul": _times,
     "rmul": _times, **dict.fromkeys(("div", "truediv"), lambda c, s, x: _times(c, s, 1 / x)),
-    "masked_fill": _fill, "softmax": _softmax, "dropout": _dropout, "amax": _greatest,
-    "max": _at_least, "maximum": _at_least,
+    "masked_fill": _fill, "softmax": functools.partial(_of_rows, stage="weights"),
+    "dropout": _dropout, "amax": functools.partial(_of_rows, stage="row"), "max": _at_least,
+    "maximum": _at_least,
 }  # fmt: skip
 
 
