@@ -291,6 +291,17 @@ def test_recognised(name):
     torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-5)
 
 
+def test_tables_whose_numbers_do_not_matter():
+    table, ids = torch.randn(L, requires_grad=True), torch.arange(L)
+    query, key, value = inputs(torch.float32)
+    found = qkv.flex_attention(
+        query, key, value, lambda s, b, h, q, k: s * (table[q] ** 0 + ids[q] ** 0)
+    )
+    torch.testing.assert_close(found, qkv.attention(query * 2, key, value, enable_gqa=True))
+    found.sum().backward()
+    assert not table.grad.any()
+
+
 NOT_RECOGNISED = {
     "other caps": lambda s, b, h, q, k: 20 * torch.tanh(s / 30),
     "capped twice": lambda s, b, h, q, k: 2 * torch.tanh(2 * torch.tanh(s / 2) / 2),

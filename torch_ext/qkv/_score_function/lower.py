@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qkv._recorded import ARGUMENT, CAPTURED, CONSTANT, Node, Recording, Refused, replaced
 from qkv._score_function.instructions import RULES, Instructions, NoRule, Register
-from qkv._score_function.program import Line, needed, written
+from qkv._score_function.program import Line, written
 from qkv._score_function.recognise import Known, known
 from qkv._score_function.tables import Remembered, flat, in_int32, joined, name_of
 
@@ -52,8 +52,6 @@ class Lowered:
             return joined([flat(in_int32(value(x), function)) for x in self.integers])
 
         floats = joined([flat(value(x)).to(self.floating) for x in self.floats])
-        if not self.integers:
-            return floats, None
         return floats, self.remembered.of([captured[n] for n in self.read], integers)
 
     def values(self, captured: Sequence[Any], call: Any = None) -> Callable[[Node], Any]:
@@ -124,19 +122,17 @@ class _Lowering:
             if node in live and node.level == ARGUMENT and not node.like.dim():
                 self.register(node)
         final = self.register(result).number
+        lines = list(self.p.lines)[: final + 1]
         tables: list[Line] = []
         offsets = {"float": 0, "int": 0}
         parts: dict[str, list[Node]] = {"float": [], "int": []}
-        used = {line[1] for line in self.p.lines if line[0] == "load"}
-        for n, (node, kind) in enumerate(self.tables):
+        for node, kind in self.tables:
             sizes = [int(x) for x in node.like.shape]
             tables.append((f"@{kind}", offsets[kind], *sizes))
-            if n in used:
-                offsets[kind] += prod(sizes)
-                parts[kind].append(node)
+            offsets[kind] += prod(sizes)
+            parts[kind].append(node)
         place = {node: n for n, (_, node) in enumerate(self.recording.captured)}
-        program = needed(tables, list(self.p.lines), final)
-        text, of = written(*program), known(*program)
+        text, of = written(tables, lines), known(tables, lines)
         return Lowered(text, of, floating, parts["float"], parts["int"], place)
 
     def register(self, node: Node) -> Register:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from qkv._score_function.program import Line, needed, operands, written
+from qkv._score_function.program import Line, operands, written
 
 _ORDER = ("batch", "head", "query", "key")
 _NEGATED = {"ge": "lt", "lt": "ge", "gt": "le", "le": "gt"}
@@ -38,8 +38,9 @@ def known(tables: list[Line], lines: list[Line]) -> Known:
     """What there is in a program, whatever the sizes of the call."""
     of = _Reader(tables, lines)
     root, ends = of.shown(len(lines) - 1)
-    inner = "" if lines[root] == ("score",) else written(*needed(tables, lines, root))
-    return of.summed(root, Known(inner, *(None if math.isinf(x) else int(x) for x in ends)))
+    inner = "" if lines[root] == ("score",) else written(tables, lines[: root + 1])
+    first, last = (None if math.isinf(x) else int(x) for x in ends)
+    return of.summed(root, Known(inner, first, last))
 
 
 def options_of(
