@@ -4,8 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from qkv._score_function.program import Line
-
+Line = tuple[str | int, ...]  # of a program's text, such as ("load", 0, 2)
 KINDS = "bif"  # booleans, integers, floating numbers: torch's result has the last one of its inputs
 _RESULT = dict.fromkeys("eq ne lt le gt ge".split(), "b") | {"to_float": "f", "to_int": "i"}
 _TYPES = {"b": bool, "i": int, "f": float}  # whose names the text of a program has

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from qkv._recorded import ARGUMENT, CAPTURED, CONSTANT, Node, Recording, Refused, replaced
-from qkv._score_function.instructions import RULES, Instructions, NoRule, Register
-from qkv._score_function.program import Line, written
-from qkv._score_function.recognise import Known, known
+from qkv._score_function.instructions import RULES, Instructions, Line, NoRule, Register
+from qkv._score_function.recognise import Known, known, written
 from qkv._score_function.tables import Remembered, flat, in_int32, joined, name_of
 
 LOOKUPS = frozenset("index select embedding".split())

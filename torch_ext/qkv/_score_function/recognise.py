@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from qkv._score_function.program import Line, operands, written
+from qkv._score_function.instructions import Line
 
 _ORDER = ("batch", "head", "query", "key")
 _NEGATED = {"ge": "lt", "lt": "ge", "gt": "le", "le": "gt"}
@@ -32,6 +32,15 @@ class Known(NamedTuple):
     bias: Part | None = None
     bias_dims: tuple[int, ...] = ()
     is_whole: bool = False  # whether inner is nothing but softcap, slopes and bias
+
+
+def written(tables: list[Line], lines: list[Line]) -> str:
+    return "\n".join(" ".join(map(str, line)) for line in (*tables, *lines))
+
+
+def operands(line: Line) -> tuple[int, ...]:
+    """The registers that an instruction reads."""
+    return tuple(x for x in line[2 if line[0] == "load" else 1 :] if isinstance(x, int))
 
 
 def known(tables: list[Line], lines: list[Line]) -> Known:
