@@ -198,6 +198,8 @@ REFUSED = {
     "shape \\[33\\]": lambda s, b, h, q, k: s + LONG[q].sum(),
     "aten.flip": lambda s, b, h, q, k: s + POINTS[q].flip(0)[1],
     "without a gradient": lambda s, b, h, q, k: s - s.detach(),
+    "view.dtype, .*these are expected": lambda s, b, h, q, k: s + q.view(torch.float32),
+    "view.dtype, .*these are": lambda s, b, h, q, k: s + POINTS[q].view(torch.int64).sum(),
     "gives torch.bool": lambda s, b, h, q, k: q >= k,
     "gives float": lambda s, b, h, q, k: 0.0,
     "index 9 of 3": lambda s, b, h, q, k: s + TABLE[9, q],

@@ -10,11 +10,10 @@ from torch import Tensor
 from qkv._recorded import Place, outside, record
 from qkv._score_function.instructions import RULES
 from qkv._score_function.keys import key_of
-from qkv._score_function.lower import LOOKUPS, Lowered, lower
-from qkv._score_function.rows import FOLDS, unroll
+from qkv._score_function.lower import FOLDS, LOOKUPS, VIEWS, Lowered, lower
 
 _MOST = 256  # functions; of a number that changes with each call one is kept for each
-_IS_KNOWN = (RULES.keys() | LOOKUPS | FOLDS.keys() | {"unsqueeze"}).__contains__
+_IS_KNOWN = (RULES.keys() | LOOKUPS | FOLDS.keys() | VIEWS).__contains__
 
 
 # Of a key the program, and which of the tensors in the key are the captured ones, in their order.
@@ -66,6 +65,5 @@ def lowered(
     """
     with outside():  # numbers that score_mod itself has are read
         recording = record(score_mod, [floating, *[torch.int32] * 4], _IS_KNOWN, here)
-        unroll(recording)
         program = lower(recording, floating, score_mod)
     return program, [x for x, _ in recording.captured]

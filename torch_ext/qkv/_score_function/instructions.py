@@ -271,10 +271,7 @@ for _name in "and or xor not".split():
 for _name, _long in (("shl", "left"), ("shr", "right")):
     RULES[f"bitwise_{_long}_shift"] = RULES[f"__{_long[0]}shift__"] = _each(_name)
 # These leave a number as it is.
-RULES |= dict.fromkeys(
-    "_to_copy convert_element_type clone alias detach view _unsafe_view expand squeeze".split(),
-    _converted,
-)
+RULES |= dict.fromkeys(("_to_copy", "convert_element_type", "clone"), _converted)
 RULES |= {
     "add": _add,
     "sub": lambda p, kind, a, b, alpha=1: _add(p, kind, a, b, alpha, "sub"),

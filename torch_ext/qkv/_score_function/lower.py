@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -15,8 +16,11 @@ from qkv._score_function.recognise import Known, known, written
 from qkv._score_function.tables import Remembered, flat, in_int32, joined, name_of
 
 LOOKUPS = frozenset("index select embedding".split())
+VIEWS = frozenset("view _unsafe_view unsqueeze squeeze alias detach expand select".split())
+FOLDS = {"sum": "add", "mean": "add", "prod": "mul", "amax": "maximum", "amin": "minimum"}
+_MOST = 32  # numbers of a row, each of which has an instruction for all that is done with it
 _SINGLE = "look single numbers up, such as table[head, query - key]"
-_LISTED = "these are expected: " + ", ".join(sorted(x for x in RULES if x[0] != "_"))
+_LISTED = "these are expected: " + ", ".join(sorted(x for x in RULES | FOLDS if x[0] != "_"))
 _DETACH = torch.ops.aten.detach.default
 _KINDS = {torch.bool: "b"}
 _KINDS |= dict.fromkeys((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), "i")
@@ -77,6 +81,11 @@ class Lowered:
         return [self.place[node] for node in _behind(self.integers) if node in self.place]
 
 
+def _order(row: Node) -> Tensor:
+    """A row of the places that its numbers have."""
+    return torch.arange(row.like.numel()).view(row.like.shape)
+
+
 def _behind(nodes: list[Node]) -> set[Node]:
     """All that these follow from, and they themselves."""
     left, seen = list(nodes), set(nodes)
@@ -109,18 +118,19 @@ class _Lowering:
         self.p = Instructions()
         self.tables: list[tuple[Node, str]] = []
         self.derived: dict[tuple[Any, ...], Node] = {}  # tables, by those that they are made of
-        self.registers: dict[Node, Register] = {}
+        self.known: dict[Node, list[Register]] = {}
         names = ("score", "batch", "head", "query", "key")
         for node, x in zip(recording.arguments, names, strict=True):
             kind = "f" if x == "score" else "i"
-            self.registers[node] = self.p.line((x,), kind, has_gradient=x == "score")
+            self.known[node] = [self.p.line((x,), kind, has_gradient=x == "score")]
 
     def lowered(self, result: Node, floating: torch.dtype) -> Lowered:
         live = _behind([result])
         for node in self.recording.nodes:  # in order, so that what is long is not deep
-            if node in live and node.level == ARGUMENT and not node.like.dim():
-                self.register(node)
-        final = self.register(result).number
+            is_part = node.like.dim() and not self.is_computed(node)  # of a table
+            if node in live and node.level == ARGUMENT and not is_part:
+                self.numbers(node)
+        final = self.numbers(result)[0].number
         lines = list(self.p.lines)[: final + 1]
         tables: list[Line] = []
         offsets = {"float": 0, "int": 0}
@@ -134,46 +144,74 @@ class _Lowering:
         text, of = written(tables, lines), known(tables, lines)
         return Lowered(text, of, floating, parts["float"], parts["int"], place)
 
-    def register(self, node: Node) -> Register:
-        """Of a value without dimensions."""
-        if node not in self.registers:
-            self.registers[node] = self._register(node)
-        return self.registers[node]
+    def numbers(self, node: Node) -> list[Register]:
+        """Those of a value, in their order."""
+        if node not in self.known:
+            if not 0 < node.like.numel() <= _MOST:
+                what = f"score_mod computes with a tensor of shape {list(node.like.shape)}"
+                raise Refused(what, node.place, _SINGLE)
+            self.known[node] = self.made(node, self.kind(node))
+        return self.known[node]
 
-    def _register(self, node: Node) -> Register:
-        if node.like.dim():
-            what = f"score_mod computes with a tensor of shape {list(node.like.shape)}"
-            raise Refused(what, node.place, _SINGLE)
-        kind = self.kind(node)
+    def made(self, node: Node, kind: str) -> list[Register]:
         if node.level == CONSTANT:
             try:
-                return self.p.constant(node.like.item(), kind)
+                return [self.p.constant(x, kind) for x in node.like.flatten().tolist()]
             except NoRule as error:
                 raise Refused("score_mod makes a number", node.place, str(error)) from None
-        if node.function is None or node.name in LOOKUPS:
+        if not self.is_computed(node):
             return self.looked_up(node, kind)
-        is_number = not any(x.like.dim() for x in node.inputs)
-        if node.level == CAPTURED and not (is_number and node.name in RULES and node.has_gradient):
-            return self.looked_up(node, kind)
-        return self.computed(node, kind)
-
-    def computed(self, node: Node, kind: str) -> Register:
-        inputs = [self.register(x) for x in node.inputs if x.level > CONSTANT]
-        if not node.has_gradient and any(x.has_gradient for x in inputs):
+        numbers = {x: self.numbers(x) for x in node.inputs}
+        if not node.has_gradient and any(x.has_gradient for row in numbers.values() for x in row):
             what = f"score_mod computes {node.called} without a gradient (detach, no_grad or "
             what += "autograd.Function)"
             raise Refused(what, node.place, "detach captured tensors, not what follows from scores")
-        if node.name not in RULES:
-            raise Refused(f"score_mod calls {node.called}", node.place, _LISTED)
-        args, kwargs = replaced((node.args, node.kwargs), self.register)
         try:
-            found = RULES[node.name](self.p, kind, *args, **kwargs)
-        except (NoRule, TypeError) as error:
-            reason = str(error) if isinstance(error, NoRule) else _LISTED
+            found = self.computed(node, kind, numbers)
+        except (NoRule, TypeError, OverflowError, ValueError) as error:
+            reason = _LISTED if isinstance(error, TypeError) else str(error)
             raise Refused(f"score_mod calls {node.called}", node.place, reason) from None
-        except (OverflowError, ValueError) as error:
-            raise Refused(f"score_mod calls {node.called}", node.place, str(error)) from None
-        return self.wrapped(found, node)
+        return [self.wrapped(x, node) for x in found]
+
+    def is_computed(self, node: Node) -> bool:
+        """By instructions; what is not is looked up in a table."""
+        if node.function is None:
+            return False
+        if node.name in LOOKUPS:
+            return node.name == "select" and self.is_computed(node.args[0])
+        is_number = not any(x.like.dim() for x in node.inputs)
+        return node.level == ARGUMENT or (is_number and node.name in RULES and node.has_gradient)
+
+    def computed(
+        self, node: Node, kind: str, numbers: dict[Node, list[Register]]
+    ) -> list[Register]:
+        """numbers: of the inputs."""
+        if node.name in FOLDS:
+            return self.folded(node, kind, numbers[node.args[0]])
+        if node.name in VIEWS and node.like.dtype == node.args[0].like.dtype:
+            order = node.function(_order(node.args[0]), *node.args[1:])
+            return [numbers[node.args[0]][n] for n in order.flatten().tolist()]
+        if node.name not in RULES:
+            raise NoRule(_LISTED)
+        rows = [x for x in numbers if x.like.dim()]
+        order = {x: _order(x).expand(node.like.shape).flatten().tolist() for x in rows}
+        found = []
+        for n in range(node.like.numel()):
+            one = lambda x, n=n: numbers[x][order[x][n] if x in order else 0]  # noqa: E731
+            args, kwargs = replaced((node.args, node.kwargs), one)
+            found.append(RULES[node.name](self.p, kind, *args, **kwargs))
+        return found
+
+    def folded(self, node: Node, kind: str, numbers: list[Register]) -> list[Register]:
+        order = _order(node.args[0])
+        given = node.args[1] if len(node.args) > 1 else None
+        dims = [given] if isinstance(given, int) else given or range(order.dim())
+        dims = [d % order.dim() for d in dims]
+        rest = [d for d in range(order.dim()) if d not in dims]
+        groups = order.permute(*rest, *dims).reshape(node.like.numel(), -1).tolist()
+        rule = functools.partial(RULES[FOLDS[node.name]], self.p, kind)
+        found = [functools.reduce(rule, [self.p.of(numbers[n], kind) for n in x]) for x in groups]
+        return [self.p("div", x, len(groups[0])) for x in found] if node.name == "mean" else found
 
     def wrapped(self, x: Register, node: Node) -> Register:
         """Integers of 8 and 16 bits wrap around as torch's do."""
@@ -182,16 +220,21 @@ class _Lowering:
         first, mask = (self.p.constant(n, "i") for n in _NARROW[node.like.dtype])
         return self.p("sub", self.p("and", self.p("add", x, first), mask), first)
 
-    def looked_up(self, node: Node, kind: str) -> Register:
+    def looked_up(self, node: Node, kind: str) -> list[Register]:
         table, indices = self.entry(node)
         is_float = kind == "f"
         item = (table, "float" if is_float else "int")
         if item not in self.tables:
             self.tables.append(item)
-        line: Line = ("load", self.tables.index(item), *(x.number for x in indices if x))
-        has_gradient = is_float and table.function is not _DETACH
-        found = self.p.line(line, "f" if is_float else "i", has_gradient=has_gradient)
-        return self.p.of(found, kind)
+        found = []
+        for place in product(*(range(n) for n in node.like.shape)):
+            left = iter(place)
+            at = [x or self.p.constant(next(left), "i") for x in indices]
+            line: Line = ("load", self.tables.index(item), *(x.number for x in at))
+            has_gradient = is_float and table.function is not _DETACH
+            loaded = self.p.line(line, "f" if is_float else "i", has_gradient=has_gradient)
+            found.append(self.p.of(loaded, kind))
+        return found
 
     def entry(self, node: Node) -> tuple[Node, list[Any]]:
         """The table that a value is looked up in, and an index for each of its dimensions, None
@@ -242,7 +285,7 @@ class _Lowering:
         if x.like.dim() or self.kind(x) != "i":
             what = f"score_mod looks up at {x.like.dtype}, {list(x.like.shape)}"
             raise Refused(what, node.place, "an integer, [], is expected for each index")
-        return self.register(x)
+        return self.numbers(x)[0]
 
     def kind(self, node: Node) -> str:
         if node.like.dtype not in _KINDS:
