@@ -12,11 +12,12 @@ from torch._dynamo.variables.lists import TupleVariable
 from torch._ops import HigherOrderOperator
 
 from qkv._recorded import Node, Refused
-from qkv._score_function.cache import lowered, traced
+from qkv._score_function.arguments import program_of
+from qkv._score_function.cache import lowered
 from qkv._score_function.lower import Lowered
 
 _aten = torch.ops.aten
-_traced: Any = cast("Any", torch._dynamo.disable)(traced)
+_program_of: Any = cast("Any", torch._dynamo.disable)(program_of)
 
 
 class ScoreProgramOf(HigherOrderOperator):
@@ -28,8 +29,7 @@ class ScoreProgramOf(HigherOrderOperator):
         super().__init__("qkv_score_program")
 
     def __call__(self, score_mod: Callable[..., Any], query: torch.Tensor) -> Any:
-        program, captured = _traced(score_mod, query.dtype)
-        return program.text, program.known, *program.tables(captured, score_mod)
+        return _program_of(score_mod, query)
 
 
 class _Variable(higher_order_ops.TorchHigherOrderOperatorVariable):
