@@ -59,6 +59,9 @@ FUNCTIONS = {
     "learned": lambda s, b, h, q, k: s * LEARNED.exp(),
     "documents": lambda s, b, h, q, k: torch.where((IDS[q] == IDS[k]) & (q >= k), s, -INF),
     "booleans": lambda s, b, h, q, k: s.masked_fill(SEEN[q] == SEEN[k], -1e4) + SEEN[k],
+    "like what has no instructions": lambda s, b, h, q, k: (
+        s + torch.ones_like(torch.erf(s)) + torch.zeros_like(LONG[q] * 2).sum()
+    ),
     "neighbourhood": lambda s, b, h, q, k: torch.where(
         ((q / 3 - k / 3).abs() <= 1) | ((q % 3 - k % 3).abs() <= 1), s, -INF
     ),

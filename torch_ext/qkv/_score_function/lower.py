@@ -87,10 +87,11 @@ def _order(row: Node) -> Tensor:
 
 
 def _behind(nodes: list[Node]) -> set[Node]:
-    """All that these follow from, and they themselves."""
+    """All that the numbers of these follow from, and they themselves."""
     left, seen = list(nodes), set(nodes)
     while left:
-        new = set(left.pop().inputs) - seen
+        node = left.pop()
+        new = set(node.inputs) - seen if node.level > CONSTANT else set()
         seen |= new
         left += new
     return seen
