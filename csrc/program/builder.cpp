@@ -33,7 +33,10 @@ int Builder::add(const Instruction& x) {
 int Builder::make(Op op, int a, int b, int c) {
   if (op == Op::mul && is_real((*this)[a], 1)) return b;
   if (op == Op::mul && is_real((*this)[b], 1)) return a;
+  if (op == Op::mul && is_real((*this)[b], -1)) return make(Op::neg, a);
   if (op == Op::neg && (*this)[a].op == Op::neg) return (*this)[a].a;
+  if (op == Op::where && (*this)[a].op == Op::logical_not)
+    return make(Op::where, (*this)[a].a, c, b);
   // There are no vector instructions for quotients of integers.
   const int power = b < 0 ? -1 : power_of_two((*this)[b]);
   if (op == Op::floordiv && power >= 0) return make(Op::shr, a, integer(power));

@@ -1,5 +1,5 @@
-// Makes lists of instructions: what is the same twice is there once, products with 1 are left out,
-// and quotients by powers of two are shifts.
+// Makes lists of instructions: what is the same twice is there once, products with 1 and -1 and
+// choices by what is not are without these, and quotients by powers of two are shifts.
 #pragma once
 
 #include <cstddef>
