@@ -10,8 +10,9 @@ namespace qkv {
 namespace program {
 namespace {
 
-bool has_infinity(const Builder& b) {
-  return std::any_of(b.instructions().begin(), b.instructions().end(), [](const Instruction& x) {
+bool has_infinity(const Compiled& compiled) {
+  return std::any_of(compiled.steps.begin(), compiled.steps.end(), [](const Step& step) {
+    const Instruction& x = step.instruction;
     return x.op == Op::constant && x.type == Type::real && std::isinf(x.real) && x.real < 0;
   });
 }
@@ -68,9 +69,10 @@ ScoreProgram::ScoreProgram(std::string_view text) {
   const program::Parsed parsed = program::parse(text);
   const program::Builder& b = parsed.builder;
   const int result = parsed.result;
-  parts_.reset(new Parts{parsed, program::has_infinity(b), program::compile(b, {result}),
-                         program::jvp_of(b, result), program::backward_of(b, result),
-                         program::double_backward_of(b, result)});
+  program::Compiled forward = program::compile(b, {result});
+  const bool hides = program::has_infinity(forward);
+  parts_.reset(new Parts{parsed, hides, std::move(forward), program::jvp_of(b, result),
+                         program::backward_of(b, result), program::double_backward_of(b, result)});
 }
 ScoreProgram::~ScoreProgram() = default;
 

@@ -13,7 +13,6 @@ namespace qkv::program {
 
 class Builder {
  public:
-  const std::vector<Instruction>& instructions() const { return list_; }
   int size() const { return int(list_.size()); }
   const Instruction& operator[](int n) const { return list_[std::size_t(n)]; }
 
