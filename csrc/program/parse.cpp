@@ -243,21 +243,6 @@ const Operation* operation_named(std::string_view name) {
   return found == std::end(kOperations) ? nullptr : found;
 }
 
-bool is_taken(Takes takes, Type type) {
-  switch (takes) {
-    case Takes::reals:
-      return type == Type::real;
-    case Takes::integers:
-      return type == Type::integer;
-    case Takes::numbers:
-      return type != Type::boolean;
-    case Takes::logicals:
-      return type != Type::real;
-    default:
-      return true;
-  }
-}
-
 Parsed parse(std::string_view text) {
   Parser parser;
   std::istringstream stream{std::string(text)};

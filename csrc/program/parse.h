@@ -8,8 +8,11 @@
 
 namespace qkv::program {
 
-// An operation whose operands are of one type, and those that it takes.
-enum class Takes : uint8_t { reals, integers, numbers, logicals, all };
+// The types that operands may be of, a bit for each.
+enum class Takes : uint8_t { reals = 1, integers = 2, numbers = 3, logicals = 6, all = 7 };
+inline bool is_taken(Takes takes, Type type) { return int(takes) >> int(type) & 1; }
+
+// An operation whose operands are of one type.
 struct Operation {
   const char* name;
   Op op;
@@ -21,7 +24,6 @@ struct Operation {
 
 // By its name in a text; null: there is none.
 QKV_CORE_API const Operation* operation_named(std::string_view name);
-QKV_CORE_API bool is_taken(Takes takes, Type type);
 
 struct Parsed {
   Builder builder;
