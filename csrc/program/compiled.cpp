@@ -15,8 +15,7 @@ Kind kind_of(const Instruction& x) {
   if (x.op == Op::load || x.op == Op::load_direction) return Kind::loads;
   if (x.op == Op::to_real || x.op == Op::to_integer) return Kind::converts;
   if (x.op >= Op::eq && x.op <= Op::ge) return Kind::compares;
-  if (x.op >= Op::logical_and) return Kind::bits;
-  return x.type == Type::integer ? Kind::integers : Kind::reals;
+  return x.op >= Op::logical_and || x.type == Type::integer ? Kind::bits : Kind::reals;
 }
 
 // Step::per_key of a step whose operands are among `steps`. A tile has fewer than 2^10 keys, so

@@ -16,7 +16,7 @@
 namespace qkv::program {
 
 // Which function of kernels runs a step (kernels/score/program_operations.h).
-enum class Kind : uint8_t { begins, loads, converts, bits, compares, integers, reals };
+enum class Kind : uint8_t { begins, loads, converts, bits, compares, reals };
 
 struct Step {
   Instruction instruction;  // its operands are numbers of steps

@@ -129,8 +129,6 @@ class Interpreter {
         return run_bits<T>(x, size, to, a, b, c);
       case Kind::compares:
         return run_comparison<T>(x, step.from, size, to, a, b);
-      case Kind::integers:
-        return run_integer<T>(x, size, to, a, b, c);
       case Kind::reals:
         return run_real<T>(x, size, to, a, b, c);
     }

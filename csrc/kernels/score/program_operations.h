@@ -23,28 +23,6 @@ inline double floor_of_quotient(double p, double q) {
   return has_other_sign(rest, q) ? whole - 1 : whole;
 }
 
-// Reals of one step, for which vectors have no instructions.
-template <class T>
-void run_real_by_lane(const program::Instruction& x, const StepSize& size, StepData to, StepData a,
-                      StepData b) {
-  using program::Op;
-  const auto lanes = QKV_VECTORS(auto f) { each_lane<T, false>(size, to, a, b, f); };
-  switch (x.op) {
-    case Op::sqrt:
-      return lanes(QKV_VECTORS(double p, double) { return std::sqrt(p); });
-    case Op::rsqrt:
-      return lanes(QKV_VECTORS(double p, double) { return 1 / std::sqrt(p); });
-    case Op::floor:
-      return lanes(QKV_VECTORS(double p, double) { return std::floor(p); });
-    case Op::floordiv:
-      return lanes(QKV_VECTORS(double p, double q) { return floor_of_quotient(p, q); });
-    case Op::rem:
-      return lanes(QKV_VECTORS(double p, double q) { return remainder_of(p, q); });
-    default:
-      return;
-  }
-}
-
 // Reals of one step.
 template <class T>
 void run_real(const program::Instruction& x, const StepSize& size, StepData to, StepData a,
@@ -56,6 +34,7 @@ void run_real(const program::Instruction& x, const StepSize& size, StepData to, 
   const auto wide = QKV_VECTORS(auto f) {
     each_in_step<T>(size, to, a, QKV_VECTORS(auto& p) { in_double<T>(p, f); });
   };
+  const auto lanes = QKV_VECTORS(auto f) { each_lane<T, false>(size, to, a, b, f); };
   switch (x.op) {
     case Op::add:
       return each(QKV_VECTORS(V p, V q, V) { return p + q; });
@@ -90,19 +69,32 @@ void run_real(const program::Instruction& x, const StepSize& size, StepData to, 
         exp_of<T>(p);
         for (V& y : p) y = 1 / (1 + y);
       });
+    case Op::sqrt:
+      return lanes(QKV_VECTORS(double p, double) { return std::sqrt(p); });
+    case Op::rsqrt:
+      return lanes(QKV_VECTORS(double p, double) { return 1 / std::sqrt(p); });
+    case Op::floor:
+      return lanes(QKV_VECTORS(double p, double) { return std::floor(p); });
+    case Op::floordiv:
+      return lanes(QKV_VECTORS(double p, double q) { return floor_of_quotient(p, q); });
+    case Op::rem:
+      return lanes(QKV_VECTORS(double p, double q) { return remainder_of(p, q); });
     default:
-      return run_real_by_lane<T>(x, size, to, a, b);
+      return;
   }
 }
 
-// Integers of one step, which wrap.
+// Integers of one step, which wrap; booleans, which are all ones or all zeros; and what goes bit by
+// bit, whatever it is.
 template <class T>
-void run_integer(const program::Instruction& x, const StepSize& size, StepData to, StepData a,
-                 StepData b, StepData c) {
+void run_bits(const program::Instruction& x, const StepSize& size, StepData to, StepData a,
+              StepData b, StepData c) {
   using program::Op;
   using V = IntVec<T>;
   const auto each = QKV_VECTORS(auto f) { each_vector<T, true>(size, to, a, b, c, f); };
   const auto lanes = QKV_VECTORS(auto f) { each_lane<T, true>(size, to, a, b, f); };
+  const auto elements = IntLane<T>(x.integer), stride = IntLane<T>(x.stride);
+  const V outside = V{} + program::kOutside;
   switch (x.op) {
     case Op::add:
       return each(QKV_VECTORS(V p, V q, V) { return wrap<T>(p + q); });
@@ -124,21 +116,6 @@ void run_integer(const program::Instruction& x, const StepSize& size, StepData t
     case Op::rem:
       return lanes(
           QKV_VECTORS(double p, double q) { return q == 0 ? 0 : p - std::floor(p / q) * q; });
-    default:
-      return;
-  }
-}
-
-// What goes bit by bit, of integers and of booleans, which are all ones or all zeros; and places.
-template <class T>
-void run_bits(const program::Instruction& x, const StepSize& size, StepData to, StepData a,
-              StepData b, StepData c) {
-  using program::Op;
-  using V = IntVec<T>;
-  const auto each = QKV_VECTORS(auto f) { each_vector<T, true>(size, to, a, b, c, f); };
-  const auto elements = IntLane<T>(x.integer), stride = IntLane<T>(x.stride);
-  const V outside = V{} + program::kOutside;
-  switch (x.op) {
     case Op::logical_and:
       return each(QKV_VECTORS(V p, V q, V) { return p & q; });
     case Op::logical_or:
