@@ -45,8 +45,8 @@ void add_to_tables(const program::Compiled& program, const Interpreter<T>& of, i
                    int64_t rows, Sum* sums) {
   for (const program::TableSum& sum : program.sums) {
     const program::Step& place = program.steps[size_t(sum.place)];
-    const TableAdder<T, Sum> adder(sums + sum.offset, rows, of.vectors(), place.by_row,
-                                   of.by_lane(place));
+    const TableAdder<T, Sum> adder{sums + sum.offset, rows, of.vectors(), place.by_row,
+                                   of.by_lane(place)};
     if (const Line<T>* const line = of.line(place))
       adder.add_line(*line, of.follows(*line, sum.offset), row, of.result(sum.value));
     else

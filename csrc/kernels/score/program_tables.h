@@ -78,34 +78,30 @@ QKV_INLINE double add_lanes(Vec<T> values) {
 // sums[place] += value, for the values of `rows` rows and `vectors` vectors. Where places are the
 // same in all rows, or in all lanes, values are added up first.
 template <class T, class Sum>
-class TableAdder {
- public:
-  TableAdder(Sum* sums, int64_t rows, int64_t vectors, bool place_by_row, bool place_by_lane)
-      : sums_(sums),
-        rows_(rows),
-        vectors_(vectors),
-        place_by_row_(place_by_row),
-        place_by_lane_(place_by_lane) {}
+struct TableAdder {
+  Sum* sums;
+  int64_t rows, vectors;
+  bool place_by_row, place_by_lane;
 
   // At the places of a line, from row `row` of the tile on.
   void add_line(const Line<T>& line, bool follows, int64_t row, StepData value) const {
-    for_each_vector({rows_, vectors_, true}, [&](int64_t r, int64_t v) QKV_INLINE_LAMBDA {
+    for_each_vector({rows, vectors, true}, [&](int64_t r, int64_t v) QKV_INLINE_LAMBDA {
       const T* const values = value.at<T>(r, v);
       const IntVec<T> places = line.places(row + r, v);
       if (follows)
-        add_elements(sums_ + line.first[0][0] + (row + r) * line.per_key + v * kLanes<T>, values);
+        add_elements(sums + line.first[0][0] + (row + r) * line.per_key + v * kLanes<T>, values);
       else
-        for (int l = 0; l < kLanes<T>; ++l) sums_[places[l]] += values[l];
+        for (int l = 0; l < kLanes<T>; ++l) sums[places[l]] += values[l];
     });
   }
 
   void add(StepData place, StepData value) const {
-    for (int64_t v = 0; v < (place_by_lane_ ? vectors_ : 1); ++v) {
+    for (int64_t v = 0; v < (place_by_lane ? vectors : 1); ++v) {
       Vec<T> sum{};
-      for (int64_t r = 0; r < rows_; ++r) {
+      for (int64_t r = 0; r < rows; ++r) {
         sum += load(value.at<T>(r, v));
-        if (!place_by_lane_ && vectors_ > 1) sum += load(value.at<T>(r, 1));
-        if (!place_by_row_ && r + 1 < rows_) continue;
+        if (!place_by_lane && vectors > 1) sum += load(value.at<T>(r, 1));
+        if (!place_by_row && r + 1 < rows) continue;
         add_vector(load_integers(place.at<T>(r, v)), sum);
         sum = Vec<T>{};
       }
@@ -123,21 +119,17 @@ class TableAdder {
     }
   }
   QKV_INLINE void add_vector(IntVec<T> places, Vec<T> values) const {
-    if (!place_by_lane_) {
-      if (places[0] >= 0) sums_[places[0]] += Sum(add_lanes<T>(values));
+    if (!place_by_lane) {
+      if (places[0] >= 0) sums[places[0]] += Sum(add_lanes<T>(values));
     } else if (follow_each_other<T>(places)) {
       alignas(kVectorBytes) T all[kLanes<T>];
       store(all, values);
-      add_elements(sums_ + places[0], all);
+      add_elements(sums + places[0], all);
     } else {
       for (int l = 0; l < kLanes<T>; ++l)
-        if (places[l] >= 0) sums_[places[l]] += values[l];
+        if (places[l] >= 0) sums[places[l]] += values[l];
     }
   }
-
-  Sum* sums_;
-  int64_t rows_, vectors_;
-  bool place_by_row_, place_by_lane_;
 };
 
 }  // namespace qkv::QKV_ISA
