@@ -50,19 +50,16 @@ class ProgramInputs {
     };
     const auto same = [&](int64_t number)
                           QKV_INLINE_LAMBDA { return IntVec<T>{} + IntLane<T>(number); };
+    const auto show = [&](const T* numbers) { to = rows_of_tile(tile_, numbers, row); };
     switch (x.op) {
       case Op::score:
-        to = rows_of_tile(tile_, given_.score, row);
-        return;
+        return show(given_.score);
       case Op::change:
-        to = rows_of_tile(tile_, given_.change, row);
-        return;
+        return show(given_.change);
       case Op::grad:
-        to = rows_of_tile(tile_, given_.grad, row);
-        return;
+        return show(given_.grad);
       case Op::grad_change:
-        to = rows_of_tile(tile_, given_.grad_change, row);
-        return;
+        return show(given_.grad_change);
       case Op::constant:
         return each([&](int64_t, int64_t) QKV_INLINE_LAMBDA {
           return x.type == program::Type::real ? splat(T(x.real)) : (Vec<T>)same(x.integer);
