@@ -171,8 +171,7 @@ def kind_of(function: Any) -> str:
         return "product"
     if name == "scaled_dot_product_attention":
         return "attention"
-    is_change = name in _IN_PLACE or name in _SETTERS or _is_in_place(name)
-    return "change" if is_change else ""
+    return "change" if name in _SETTERS or _is_in_place(name) else ""
 
 
 def run_before(layer: Any, changed: Any) -> None:
@@ -189,13 +188,13 @@ def run_before(layer: Any, changed: Any) -> None:
 
 
 def _is_in_place(name: str) -> bool:
-    return name.endswith("_") and not name.endswith("__")
+    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 
 
 def _put_off(function: Any, args: Any, kwargs: Any) -> Any:
     """What the function gives, if it can be put off or is the attention; else None."""
     name = str(function.__name__)
-    is_in_place = name in _IN_PLACE or _is_in_place(name)
+    is_in_place = _is_in_place(name)
     name = _IN_PLACE.get(name) or name.strip("_")
     named = (*kwargs.values(),)  # tensors of which a Step would not keep track; or out
     if not args or "alpha" in kwargs or any(isinstance(x, (Tensor, Scores)) for x in named):

@@ -19,16 +19,14 @@ def writes_attention(layer: type) -> bool:
     """Not one that asks transformers' interface, which exchanges it. Nor one with an
     autograd.Function, which would see no more of a `Scores` than its numbers, or with a scripted
     function, which takes nothing but tensors. Nor one that checkpoints a part of itself."""
-    functions = reached_from(methods_of(layer))
-    words = names_in(methods_of(layer))
-    things = [x for f in functions for x in things_in(f)]
-    if any(isinstance(x, type) and issubclass(x, autograd.Function) for x in things):
+    functions, words = reached_from(methods_of(layer)), names_in(methods_of(layer))
+    kinds = [x for f in functions for x in things_in(f) if isinstance(x, type)]
+    if any(issubclass(x, autograd.Function) for x in kinds) or "checkpoint" in words:
         return False
-    if calls_scripted(layer) or "checkpoint" in words:
+    if calls_scripted(layer) or not weighs(layer):
         return False
-    has_product = any(p in word for p in _PRODUCTS for word in words)
-    has_product = has_product or any(map(_multiplies, functions))
-    return weighs(layer) and (has_product or not words.isdisjoint(_SDPA))
+    has_product = not words.isdisjoint(_SDPA) or any(p in x for p in _PRODUCTS for x in words)
+    return has_product or any(map(_multiplies, functions))
 
 
 @functools.cache
