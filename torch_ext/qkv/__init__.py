@@ -7,6 +7,7 @@ from qkv._library import load as _load
 
 _load()  # before anything that calls torch.ops.qkv
 
+from qkv._block_mask import block_mask  # noqa: E402
 from qkv._cache import new_cache  # noqa: E402
 from qkv._flex import flex_attention  # noqa: E402
 from qkv._flops import register as _register_flops  # noqa: E402
@@ -25,7 +26,6 @@ from qkv._machine import (  # noqa: E402
     set_reproducible,
     supported_isas,
 )
-from qkv._make_block_mask import block_mask  # noqa: E402
 from qkv._merge import merge  # noqa: E402
 from qkv._replace import ReplacedSdpa, SdpaReport, replace_sdpa, sdpa_report  # noqa: E402
 from qkv._replace import register as _register_flash_attention  # noqa: E402
