@@ -13,11 +13,8 @@ from torch import Tensor
 from qkv._refuse import refuse
 from qkv._varlen import _varlen_attention
 
-# What `qkv::varlen_attention` has under the same name. is_causal only repeats a window of (-1, 0).
-_SAME = {
-    "query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k", "scale", "window_size",
-    "enable_gqa", "seqused_k", "block_table",
-}  # fmt: skip
+# What both operators have under the same name. is_causal only repeats a window of (-1, 0).
+_SAME = {argument.name for argument in _varlen_attention._schema.arguments}
 _NOT_NEEDED = {"is_causal", "num_splits"}
 
 
