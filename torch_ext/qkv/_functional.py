@@ -122,10 +122,9 @@ def attention(
 
     Jagged nested tensors (`torch.nested`, `layout=torch.jagged`): query, key and value are all
     `[B, H, j, D]`, usually `.transpose(1, 2)` of `[B, j, H, D]`. Item b of key and value may have
-    another length than item b of query. alibi_slopes and sinks are `[H]` or `[B, H]`; bias is
-    broadcastable to `[B, H, L, S]`, by positions within an item, where L and S are at least the
-    longest item's; spans are `[B, H, L, 2 n]`, likewise; attn_mask is None. The results are jagged
-    like query.
+    another length than item b of query. alibi_slopes, sinks, bias and spans are as in
+    `varlen_attn`, of items in place of documents; attn_mask is None. The results are jagged like
+    query.
 
     Tensors on another device than the CPU go to torch's own attention.
 
@@ -182,11 +181,9 @@ def attention_jvp(
     Args:
         query, key, value, attn_mask, dropout_p, is_causal: as in `attention`.
         scale, enable_gqa, window_size, softcap, alibi_slopes, bias, spans, sinks: likewise.
-        query_tangent: `[..., H, L, D]`: the direction of query.
-        key_tangent: `[..., H, S, D]`, of key.
-        value_tangent: `[..., H, S, Dv]`, of value.
-        attn_mask_tangent: of a floating attn_mask, of its own shape.
-        bias_tangent, alibi_slopes_tangent, sinks_tangent: of these, of their own shapes.
+        query_tangent, key_tangent, value_tangent: the directions of these.
+        attn_mask_tangent, bias_tangent, alibi_slopes_tangent, sinks_tangent: likewise, where they
+            are floating.
 
     Returns:
         (output, lse, output_tangent, lse_tangent): `[..., H, L, Dv]` and `[..., H, L]`, as

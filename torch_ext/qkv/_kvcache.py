@@ -122,8 +122,7 @@ def attention_with_kvcache(
         softmax_scale: multiplies the scores; `1 / sqrt(D)` if None.
         causal: with S keys after appending, query i sees keys j <= i + S - L: bottom-right
             aligned, as in FlashAttention, so that the last query sees all keys.
-        window_size: `(left, right)`: query i sees keys from `i + S - L - left` to
-            `i + S - L + right`; -1 leaves a side open, None both. With causal, right is 0.
+        window_size: as in `attention`, where `(-1, -1)` is None. With causal, right is 0.
         softcap, alibi_slopes, sinks: as in `attention`.
         bias: float32 or query's dtype, broadcastable to `[B, H, L, S]`: added to the scores; -inf
             hides. S is at least the longest row's, counted from the first key that is seen.

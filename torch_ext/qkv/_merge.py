@@ -24,8 +24,8 @@ def merge(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Te
         output `[..., H, L, Dv]` in the dtype of outputs and lse `[..., H, L]` in that of lses, in
         which the sums are computed. A row to which no part has anything to attend (lse -inf in all)
         is 0, with lse -inf and gradients 0, as long as no part's output is NaN there: `attention`
-        gives 0, softmax NaN. Differentiable any number of times, also in forward
-        mode. On any device.
+        gives 0, softmax NaN. Differentiable any number of times, also in forward mode. On any
+        device.
 
     Raises:
         RuntimeError: numbers of tensors, shapes or dtypes that do not fit, by the argument's name.

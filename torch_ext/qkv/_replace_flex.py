@@ -72,8 +72,7 @@ def replace_flex() -> ReplacedFlex:
     goes to torch as before: other devices and other dtypes.
 
     Returns:
-        A handle. `undo()` puts torch's function back, exactly as it was; leaving a `with` block
-        does the same. Dropping the handle does not.
+        A handle, as `replace_sdpa` returns it.
 
     It is for all threads of the process, may be nested, and ends when the last one is undone.
     Functions that `torch.compile` has compiled before are compiled anew.

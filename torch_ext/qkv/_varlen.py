@@ -91,11 +91,9 @@ def varlen_attn(
             first `seqused_k[n]` keys of the blocks `block_table[n]`. Needs seqused_k, and the
             numbers in cu_seq_k are not used. For inference: no gradients, no dropout.
         num_splits: accepted and not needed: the result of a document never depends on the others.
-        alibi_slopes: floating, `[H]`, or `[N, H]` for each document: `slope * |i + S - L - j|` is
-            taken off the scores, where i, j, L and S are a document's own.
+        alibi_slopes: as in `qkv.attention`, `[H]` or `[N, H]`; i, j, L and S are a document's own.
         bias: float32 or query's dtype, broadcastable to `[N, H, L, S]`: added to the scores by
-            positions within a document, where L and S are at least the longest document's; -inf
-            hides.
+            positions within a document; L and S are at least the longest document's. -inf hides.
         spans: `qkv.Spans` or int32, broadcastable to `[N, H, L, 2 n]`, likewise by positions within
             a document, at whose last key they are cut off.
         sinks: as in `qkv.attention`, `[H]` or `[N, H]`.
