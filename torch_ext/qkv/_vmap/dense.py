@@ -40,7 +40,7 @@ def _unpadded(samples: Samples, name: str, x: Tensor, rank: int, reduced: str | 
     the first dimension. rank: of output there, without reduction."""
     of = name.removeprefix("grad_").removeprefix("rotated_")
     if of == "score_tables":
-        return programs.gradient(samples, x)
+        return samples.own(of, x)
     if of != name and of in samples.values:
         return x.reshape(samples.each(of).shape)
     if name == "weights" and reduced is not None:

@@ -63,15 +63,6 @@ class _Documents:
         [size * (count + gaps), ...]."""
         return pad(tensor, (0, 0) * dims_after + (0, self.gaps), value=value).flatten(0, 1)
 
-    def of_sample(self, gradient: Tensor, name: str) -> Tensor:
-        """[size, ...], of a sample's own shape: of a gradient of [size * (count + gaps), ...]."""
-        gradient = gradient.unflatten(0, (self.samples.size, self.count + self.gaps))
-        gradient = gradient[:, : self.count]
-        own = self.samples.each(name)
-        if own.dim() < gradient.dim() or own.size(1) == 1 != self.count:
-            gradient = gradient.sum(1, keepdim=True)
-        return gradient.reshape(own.shape)
-
 
 def _options(documents: _Documents, wanted: tuple[str, ...]) -> dict[str, Tensor]:
     """The masks, slopes and sinks of all documents, and their tangents. wanted: those whose
@@ -127,9 +118,9 @@ def _result(documents: _Documents, name: str, x: Tensor) -> Tensor:
     """A result as the function under vmap sees it, [size, ...]."""
     samples = documents.samples
     if name == "score_tables":
-        return programs.gradient(samples, x)
+        return samples.own(name, x)
     if name in (*MASKS, *BY_HEAD):
-        return documents.of_sample(x, name)
+        return samples.own(name, x, documents.count)
     rows = samples.each(name if name in ("key", "value") else "query").size(1)
     if name in _ROWS_IN_SECOND:
         return x.unflatten(1, (samples.size, rows)).movedim(1, 0)

@@ -27,13 +27,3 @@ def tables(samples: Samples, options: dict[str, Any]) -> dict[str, Tensor]:
 def flat(tables: dict[str, Tensor]) -> dict[str, Tensor]:
     """As the operators take them."""
     return {name: rows.flatten(0, 1) for name, rows in tables.items()}
-
-
-def gradient(samples: Samples, grad: Tensor) -> Tensor:
-    """[size, ...], of a sample's own shape, of the gradient of score_tables, whose rows may be
-    followed by those of gaps (packed.py)."""
-    own = samples.each("score_tables")
-    rows = grad.unflatten(0, (samples.size, grad.size(0) // max(samples.size, 1)))
-    count = own.size(1) if own.dim() == 3 else 1
-    rows = rows[:, :count] if count != 1 else rows.sum(1, keepdim=True)
-    return rows.reshape(own.shape)

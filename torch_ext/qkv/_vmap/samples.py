@@ -46,6 +46,15 @@ class Samples(NamedTuple):
         is_one = tensor.dim() <= dims_after or tensor.size(0) == 1
         return is_one and not self.is_batched(name)
 
+    def own(self, name: str, gradient: Tensor, items: int | None = None) -> Tensor:
+        """[size, ...], of a sample's own shape, of a gradient [size * n, ...]: of n items, or of so
+        many, behind which others are that the sample has not."""
+        parts = gradient.unflatten(0, (self.size, gradient.size(0) // max(self.size, 1)))
+        own = self.each(name)
+        is_one = own.dim() < parts.dim() or own.size(1) == 1
+        parts = parts[:, :items].sum(1, keepdim=True) if is_one else parts[:, : own.size(1)]
+        return parts.reshape(own.shape)
+
 
 def refuse_int8(samples: Samples, operator: str) -> None:
     if {"k_scale", "v_scale"} & samples.values.keys():
