@@ -13,6 +13,7 @@ from qkv.options import BY_HEAD
 
 _CACHES = ("k_cache", "v_cache")
 _ROTARY = ("rotary_cos", "rotary_sin")
+_is_alias: Any = torch._C._is_alias_of  # pyright: ignore[reportAttributeAccessIssue]
 _ROWS = ("query", "key", "value", "cache_seqlens", "cache_leftpad", "cache_batch_idx")
 
 
@@ -26,25 +27,14 @@ class Pool:
         self._samples, self._names = samples, names
         self.is_batched = any(map(samples.is_batched, names))
         self.tensors: dict[str, Tensor] = {}
-        self._copied: list[str] = []
         key, value = names
         for name in (key,) if _begins_rows(samples, value, key) else names:
-            pool = self._one_after_the_other(name) if self.is_batched else samples.values[name]
-            self.tensors[name] = pool
+            self.tensors[name] = samples.rows(name) if self.is_batched else samples.values[name]
         if value not in self.tensors:
             self.tensors[value] = _begin_of(self.tensors[key], samples, value)
         self.index = index
         if index is not None and self.is_batched:
             self.index = self._in_all_pools(index)
-
-    def _one_after_the_other(self, name: str) -> Tensor:
-        pools = self._samples.each(name)
-        shape = pools.size(0) * pools.size(1), *pools.shape[2:]
-        try:
-            return pools.view(shape)
-        except RuntimeError:  # its strides do not allow it
-            self._copied.append(name)
-            return pools.reshape(shape)
 
     def _in_all_pools(self, index: Tensor) -> Tensor:
         """What is in no place of the sample's own pool becomes -1, for the operator to refuse."""
@@ -56,9 +46,10 @@ class Pool:
 
     def write_back(self) -> None:
         """What the operator has written into copies."""
-        for name in self._copied:
+        for name, pool in self.tensors.items():
             pools = self._samples.each(name)
-            pools.copy_(self.tensors[name].view(pools.shape))
+            if not _is_alias(_bare(pool), _bare(pools)):
+                pools.copy_(pool.view(pools.shape))
 
 
 def _bare(tensor: Tensor) -> Tensor:
@@ -78,8 +69,7 @@ def _begins_rows(samples: Samples, part: str, whole: str) -> bool:
         ([(n, s) for n, s in zip(x.shape, x.stride(), strict=True) if n > 1], x.storage_offset())
         for x in (one, all_[..., : one.size(-1)])
     ]
-    is_alias: Any = torch._C._is_alias_of  # pyright: ignore[reportAttributeAccessIssue]
-    return places[0] == places[1] and is_alias(one, all_)
+    return places[0] == places[1] and _is_alias(one, all_)
 
 
 def _begin_of(whole: Tensor, samples: Samples, part: str) -> Tensor:
