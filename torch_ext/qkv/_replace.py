@@ -18,19 +18,15 @@ from qkv.version import __version__
 _TAG = f"+qkv{__version__}"
 
 _lock = threading.Lock()
-_active = 0  # how many replacements there are
+active = 0  # how many replacements there are
 _varlen: ReplacedVarlen | None = None  # of those that are active, or were last
 
 
-def is_active() -> bool:
-    return _active > 0
-
-
-def _changed(active: int) -> None:
-    """active: how many replacements there are now. What begins with the first, and ends with the
-    last, besides the kernels in C++."""
-    global _active, _varlen
-    before, _active = _active, active
+def _changed(now: int) -> None:
+    """now: how many replacements there are. What begins with the first, and ends with the last,
+    besides the kernels in C++."""
+    global active, _varlen
+    before, active = active, now
     # torch has a tag for each thread that has set one, and one for all others.
     config: Any = torch.compiler.config
     of_others = _tagged(Context().run(getattr, config, "cache_key_tag"))
@@ -45,7 +41,7 @@ def _changed(active: int) -> None:
 
 def _tagged(tag: str | bool) -> str:
     """The tag with qkv's end as long as there are replacements. bool: torch's reading of "1"."""
-    return str(tag).removesuffix(_TAG) + _TAG * is_active()
+    return str(tag).removesuffix(_TAG) + _TAG * (active > 0)
 
 
 class ReplacedSdpa(AbstractContextManager["ReplacedSdpa", None]):

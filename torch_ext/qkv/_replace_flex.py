@@ -8,7 +8,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 _lock = threading.Lock()
-_active: list[ReplacedFlex] = []
+active: list[ReplacedFlex] = []
 _torchs: FunctionType | None = None  # torch's function under another name, while it is replaced
 
 
@@ -28,11 +28,7 @@ def torchs_own() -> Any:
     """torch's function, as it is while it is not replaced."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    return _torchs if _active else flex_attention
-
-
-def is_active() -> bool:
-    return bool(_active)
+    return _torchs if active else flex_attention
 
 
 class ReplacedFlex(AbstractContextManager["ReplacedFlex", None]):
@@ -44,20 +40,20 @@ class ReplacedFlex(AbstractContextManager["ReplacedFlex", None]):
         global _torchs
         self._function: Any = flex_attention
         with _lock:
-            if not _active:
+            if not active:
                 code: CodeType = self._function.__code__
                 _torchs = FunctionType(code, self._function.__globals__, code.co_name)
                 _torchs.__defaults__ = self._function.__defaults__
                 _torchs.__kwdefaults__ = self._function.__kwdefaults__
                 self._function.__code__ = _replacement.__code__
-            _active.append(self)
+            active.append(self)
 
     def undo(self) -> None:
         """Ends it; a second time this does nothing."""
         with _lock:
-            if self in _active:
-                _active.remove(self)
-                if not _active and _torchs is not None:
+            if self in active:
+                active.remove(self)
+                if not active and _torchs is not None:
                     self._function.__code__ = _torchs.__code__
 
     def __exit__(self, *error: object) -> None:

@@ -67,15 +67,13 @@ def _openmp() -> list[str]:
 
 def _doors() -> list[str]:
     """Those that are open in this process."""
-    doors = []
-    if _replace.is_active():
-        doors.append("replace_sdpa")
-    if _replace_flex.is_active():
-        doors.append("replace_flex")
     masking = sys.modules.get("transformers.masking_utils")
-    if masking is not None and "qkv" in masking.ALL_MASK_ATTENTION_FUNCTIONS:
-        doors.append('attn_implementation="qkv"')
-    return doors
+    doors = {
+        "replace_sdpa": _replace.active,
+        "replace_flex": _replace_flex.active,
+        'attn_implementation="qkv"': masking and "qkv" in masking.ALL_MASK_ATTENTION_FUNCTIONS,
+    }
+    return [door for door, is_open in doors.items() if is_open]
 
 
 if __name__ == "__main__":
