@@ -7,8 +7,7 @@ import torch
 import torch._C._functorch as _functorch
 from torch import Tensor
 
-from qkv._vmap import programs
-from qkv._vmap.samples import Samples, refuse_int8
+from qkv._vmap.samples import Samples, flat, refuse_int8
 from qkv.options import BY_HEAD
 
 _CACHES = ("k_cache", "v_cache")
@@ -99,7 +98,7 @@ def rule(op: Any, samples: Samples, options: dict[str, Any]):
         except LookupError:  # what is missing, or too short, is for the operator to refuse
             tables = {name: samples.each(name)[0] for name in tables}
     tensors |= tables
-    tensors |= programs.flat(programs.tables(samples, options))
+    tensors |= flat(samples.tables(options))
     index = pool.index
     query = samples.each("query")
     items = query.size(1)

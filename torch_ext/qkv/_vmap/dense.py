@@ -4,9 +4,9 @@ from typing import Any
 
 from torch import Tensor
 
-from qkv._vmap import programs, seeds
+from qkv._vmap import seeds
 from qkv._vmap.levels import put_together
-from qkv._vmap.samples import Samples
+from qkv._vmap.samples import TABLES, Samples, flat
 from qkv.options import BY_HEAD
 
 _INPUTS = ("query", "key", "value")
@@ -24,9 +24,9 @@ def rule(op: Any, samples: Samples, options: dict[str, Any]):
     tensors: dict[str, Tensor | None] = {
         name: samples.padded(name, rank - fewer.get(name, 0))
         for name in samples.values
-        if name not in programs.TABLES
+        if name not in TABLES
     }
-    tensors |= programs.flat(programs.tables(samples, options))
+    tensors |= flat(samples.tables(options))
     if "dropout_seed" in samples.values:
         seed = seeds.of(samples, options)
         tensors["dropout_seed"] = None if seed is None else seed.flatten()

@@ -3,7 +3,7 @@
 Sample b has the rows from b * T on, and its documents are followed by two more, which see no keys:
 the rows of the sample after its last document, and those of the next sample before its first one.
 Both are usually empty. There are as many more documents as make the parts equal that have a seed
-(seeds.py), or a row of tables (programs.py).
+(seeds.py), or a row of tables (samples.py).
 """
 
 import math
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from qkv._vmap import programs, seeds
+from qkv._vmap import seeds
 from qkv._vmap.cache import Pool
 from qkv._vmap.levels import put_together
-from qkv._vmap.samples import Samples, refuse_int8
+from qkv._vmap.samples import Samples, flat, refuse_int8
 from qkv.options import BY_HEAD, MASKS
 
 _ROWS = ("query", "key", "value", "output")
@@ -37,14 +37,13 @@ class _Documents:
         self.samples = samples
         ends = samples.each("cu_seq_q")
         self.count = ends.size(1) - 1
-        self.gaps, self.seeds = 2, seeds.of(samples, options)
-        self.tables = programs.tables(samples, options)  # [size, R, N]
+        self.seeds = seeds.of(samples, options)
+        self.tables = samples.tables(options)  # [size, R, N]
         seeds_of = 1 if self.seeds is None else self.seeds.size(1)
         rows_of = max([rows.size(1) for rows in self.tables.values()], default=1)
         # Of samples within samples: the documents that have a seed, or a row, are equally many.
         parts = [max(self.count // n, 1) for n in (seeds_of, rows_of) if n > 1]
-        if parts:
-            self.gaps = math.lcm(*parts) * -(-2 // math.lcm(*parts))
+        self.gaps = math.lcm(*parts) * -(-2 // math.lcm(*parts))
         if self.seeds is not None and seeds_of > 1:
             self.seeds = pad(self.seeds, (0, self.gaps // max(self.count // seeds_of, 1)))
         for name, rows in self.tables.items() if rows_of > 1 else ():
@@ -95,7 +94,7 @@ def rule(op: Any, samples: Samples, options: dict[str, Any]):
             tensors[name] = samples.rows(name)
         elif laid_out_like(name) in _ROWS_IN_SECOND:
             tensors[name] = samples.each(name).transpose(0, 1).flatten(1, 2)
-    tensors |= _options(documents, wanted) | programs.flat(documents.tables)
+    tensors |= _options(documents, wanted) | flat(documents.tables)
     tensors["cu_seq_q"] = documents.boundaries("cu_seq_q", samples.each("query").size(1))
     cu_seq_k = "cu_seq_k" if "cu_seq_k" in samples.values else "cu_seq_q"
     if is_paged:

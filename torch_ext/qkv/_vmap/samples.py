@@ -1,8 +1,11 @@
 """The tensors of a call under vmap."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+
+TABLES = ("score_tables", "score_indices", "score_tables_tangent")  # of score programs
 
 
 class Samples(NamedTuple):
@@ -54,6 +57,22 @@ class Samples(NamedTuple):
         is_one = own.dim() < parts.dim() or own.size(1) == 1
         parts = parts[:, :items].sum(1, keepdim=True) if is_one else parts[:, : own.size(1)]
         return parts.reshape(own.shape)
+
+    def tables(self, options: dict[str, Any]) -> dict[str, Tensor]:
+        """[size, R, N] of each of the tables of a score program: a row for each sample, or, nested,
+        the rows of each. Batch items are numbered from 0 in the part that has a row of tables, so
+        that there are rows even where a program reads none."""
+        if not options.get("score_program"):
+            return {}
+        found = {name: self.padded(name, 2) for name in TABLES if name in self.values}
+        device = self.values["query"].device
+        none = torch.empty(self.size, 1, 0, dtype=torch.int32, device=device)
+        return found or {"score_indices": none}
+
+
+def flat(tables: dict[str, Tensor]) -> dict[str, Tensor]:
+    """[size * R, N], as the operators take tables: those of one sample after the other."""
+    return {name: rows.flatten(0, 1) for name, rows in tables.items()}
 
 
 def refuse_int8(samples: Samples, operator: str) -> None:
