@@ -155,10 +155,8 @@ def _looked_up(table: Any, indices: list[Any]) -> Any:
     if len(wide) > 1 or any(is_out):
         return None
     least = most = table if table.dtype == torch.bool else table.long()
-    if not wide:
-        return least[tuple(at)], least[tuple(at)]
-    (dim,), width = wide, 1
-    low, high = ranges[dim]
+    dim, width = next(iter(wide), 0), 1
+    low, high = ranges[dim][0], ranges[dim][-1]
     length, found = high - low + 1, None
     while True:
         n = least.size(dim)
