@@ -17,8 +17,6 @@ _cache_keywords = keywords_of(_latent_attention_with_kvcache)
 
 
 class _Options(SoftmaxOptions, total=False):
-    """The keywords but for return_lse, on which the type of the result depends."""
-
     absorb: bool | None
     window_size: tuple[int, int] | None
     score_mod: Callable[..., Any] | None

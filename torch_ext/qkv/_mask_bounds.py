@@ -36,7 +36,6 @@ def bounds_of(mask_mod: Any, places: list[tuple[Tensor, Tensor]]) -> tuple[Tenso
 
 
 def _value(node: Node, known: dict[Any, Any]) -> Any:
-    """Of the node's operation."""
     values = [known[x] for x in node.inputs]
     if node.level == CONSTANT:
         return node.like

@@ -17,8 +17,6 @@ _keywords = keywords_of(_varlen_attention)
 
 
 class _Options(SoftmaxOptions, total=False):
-    """What stands behind return_aux in the signature."""
-
     scale: float | None
     window_size: tuple[int, int]
     enable_gqa: bool

@@ -55,7 +55,6 @@ def describe() -> dict[str, str]:
 
 
 def _openmp() -> list[str]:
-    """The OpenMP libraries in this process."""
     try:
         mapped = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
@@ -66,7 +65,6 @@ def _openmp() -> list[str]:
 
 
 def _doors() -> list[str]:
-    """Those that are open in this process."""
     masking = sys.modules.get("transformers.masking_utils")
     doors = {
         "replace_sdpa": _replace.active,
