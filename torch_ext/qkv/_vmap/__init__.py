@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from qkv._vmap import cache, dense, packed, seeds
-from qkv._vmap.levels import core_kernel, decomposition, func_kernel
+from qkv._vmap.levels import decomposition, in_core, in_func, kernel
 from qkv._vmap.samples import Samples
 
 _ROTATIONS = dict.fromkeys(("rotate", "rotate_backward"), dense.rule)
@@ -43,8 +43,8 @@ def register() -> None:
     call."""
     rules = dict.fromkeys(COMPUTING, _soft_or_hard) | _OTHER_RULES
     for name, rule in rules.items():
-        _library.impl(name, func_kernel(name, rule), "FuncTorchBatched")
+        _library.impl(name, kernel(name, in_func, rule), "FuncTorchBatched")
     for name in (*COMPUTING, *_ROTATIONS):
-        _library.impl(name, core_kernel(name, rules[name]), "Batched")
+        _library.impl(name, kernel(name, in_core, rules[name]), "Batched")
     for name in COMPOSITES:
         _library.impl(name, decomposition(name), "FuncTorchBatched")

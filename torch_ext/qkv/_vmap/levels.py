@@ -45,26 +45,30 @@ def decomposition(name: str) -> Callable:
     return lambda *args, **kwargs: _overload(name).decompose(*args, **kwargs)
 
 
-def func_kernel(name: str, rule: Rule) -> Callable:
+def kernel(name: str, of_level: Callable[..., Any], rule: Rule) -> Callable:
+    """Of an operator, for the vmap whose levels of_level knows: in_func or in_core."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        op = _overload(name)
+        return of_level(op, rule, *taken_apart(op, args, kwargs))
+
+    return call
+
+
+def in_func(op: Any, rule: Rule, tensors: dict[str, Tensor], options: dict[str, Any]) -> Any:
     """For torch.func.vmap. As torch.library.register_vmap makes it, but for tensors that are
     keywords, too."""
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        op = _overload(name)
-        tensors, options = taken_apart(op, args, kwargs)
+    def apply(*operands: Tensor) -> Any:
+        return op(**dict(zip(tensors, operands, strict=True)), **options)
 
-        def apply(*operands: Tensor) -> Any:
-            return op(**dict(zip(tensors, operands, strict=True)), **options)
+    def apply_to_all(info: Any, in_dims: tuple[int | None, ...], *operands: Tensor):
+        values = dict(zip(tensors, operands, strict=True))
+        dims = dict(zip(tensors, in_dims, strict=True))
+        return rule(op, Samples(values, dims, info.batch_size, info.randomness), options)
 
-        def apply_to_all(info: Any, in_dims: tuple[int | None, ...], *operands: Tensor):
-            values = dict(zip(tensors, operands, strict=True))
-            dims = dict(zip(tensors, in_dims, strict=True))
-            return rule(op, Samples(values, dims, info.batch_size, info.randomness), options)
-
-        interpreter: Any = retrieve_current_functorch_interpreter()
-        return custom_function_call_vmap_helper(interpreter, apply_to_all, apply, *tensors.values())
-
-    return kernel
+    interpreter: Any = retrieve_current_functorch_interpreter()
+    return custom_function_call_vmap_helper(interpreter, apply_to_all, apply, *tensors.values())
 
 
 def _at_level(tensor: Tensor, level: int) -> Tensor | None:
@@ -74,25 +78,19 @@ def _at_level(tensor: Tensor, level: int) -> Tensor | None:
     return one if one.size(0) == two.size(0) else None
 
 
-def core_kernel(name: str, rule: Rule) -> Callable:
+def in_core(op: Any, rule: Rule, tensors: dict[str, Tensor], options: dict[str, Any]) -> Any:
     """For the vmap of torch's core, which knows no randomness: all samples drop the same."""
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        op = _overload(name)
-        tensors, options = taken_apart(op, args, kwargs)
-        level = torch._C._vmapmode_increment_nesting() - 1
-        torch._C._vmapmode_decrement_nesting()
-        batched: dict[str, Tensor] = {}
-        while not batched and level > 0:
-            found = {name: _at_level(x, level) for name, x in tensors.items()}
-            batched = {name: x for name, x in found.items() if x is not None}
-            level -= not batched
-        size = next(iter(batched.values())).size(0)
-        dims = {name: 0 if name in batched else None for name in tensors}
-        results, out_dims = rule(op, Samples(tensors | batched, dims, size, "same"), options)
-        return tuple(
-            x if dim is None else _core._add_batch_dim(x, dim, level)
-            for x, dim in zip(results, out_dims, strict=True)
-        )
-
-    return kernel
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    batched: dict[str, Tensor] = {}
+    while not batched and level > 0:
+        found = {name: _at_level(x, level) for name, x in tensors.items()}
+        batched = {name: x for name, x in found.items() if x is not None}
+        level -= not batched
+    size = next(iter(batched.values())).size(0)
+    dims = {name: 0 if name in batched else None for name in tensors}
+    results, out_dims = rule(op, Samples(tensors | batched, dims, size, "same"), options)
+    return tuple(
+        x if dim is None else _core._add_batch_dim(x, dim, level)
+        for x, dim in zip(results, out_dims, strict=True)
+    )
