@@ -1,7 +1,6 @@
 #include "autograd/compose.h"
 
-#include <ATen/ops/alias.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 #include "autograd/node.h"
 
-#include <ATen/ops/zeros.h>
+#include <ATen/ATen.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 

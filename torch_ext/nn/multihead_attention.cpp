@@ -1,6 +1,4 @@
-#include <ATen/ops/cat.h>
-#include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ATen.h>
 #include <torch/nn/modules/activation.h>
 
 #include <algorithm>

@@ -1,6 +1,5 @@
-#include <ATen/Context.h>
+#include <ATen/ATen.h>
 #include <ATen/ops/scaled_dot_product_attention_native.h>
-#include <c10/core/SymInt.h>
 
 #include "call/check.h"
 #include "call/dtypes.h"

@@ -1,8 +1,6 @@
 // Calls with copies of tensors that the kernels cannot take as they are.
 #pragma once
 
-#include <ATen/ops/clone.h>
-
 #include "call/check.h"
 
 namespace qkv {

@@ -1,8 +1,6 @@
 #include "tensors/gradients.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ATen.h>
 
 #include <numeric>
 

@@ -1,5 +1,5 @@
 // A score program by torch's operators, for derivatives that no kernel has.
-#include <ATen/Functions.h>
+#include <ATen/ATen.h>
 
 #include "call/score_programs.h"
 #include "ops/attention/attention.h"

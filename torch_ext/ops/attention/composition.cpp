@@ -1,14 +1,5 @@
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/logsumexp.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/new_ones.h>
-#include <ATen/ops/repeat_interleave.h>
-#include <ATen/ops/tanh.h>
-#include <ATen/ops/where.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ATen.h>
 #include <c10/core/SymFloat.h>
-#include <c10/core/SymInt.h>
 
 #include <limits>
 #include <vector>

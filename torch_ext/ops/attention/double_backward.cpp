@@ -1,5 +1,5 @@
 // The derivatives of attention_backward and of attention_forward_jvp (docs/report.md).
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ATen.h>
 
 #include "attention_jvp.h"
 #include "autograd/run.h"

@@ -1,4 +1,4 @@
-#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ATen.h>
 
 #include "autograd/compose.h"
 #include "autograd/run.h"

@@ -1,9 +1,6 @@
 #include "qkv/score_expression.h"
 
-#include <ATen/ops/all.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/eq.h>
-#include <c10/util/Exception.h>
+#include <ATen/ATen.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -13,7 +10,6 @@
 #include <sstream>
 
 #include "program/parse.h"
-#include "qkv/options.h"
 
 namespace qkv::scores {
 

@@ -1,5 +1,5 @@
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ATen.h>
 
 #include "ops/attention/attention.h"
 

@@ -1,5 +1,5 @@
 // qkv::hard_attention: the value at the best key.
-#include <ATen/ops/zeros.h>
+#include <ATen/ATen.h>
 
 #include "autograd/run.h"
 #include "call/from_options.h"

@@ -1,8 +1,4 @@
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/new_zeros.h>
-#include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/where.h>
+#include <ATen/ATen.h>
 
 #include <algorithm>
 #include <array>

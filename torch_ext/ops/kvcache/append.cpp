@@ -1,4 +1,4 @@
-#include <ATen/Dispatch.h>
+#include <ATen/ATen.h>
 
 #include <algorithm>
 #include <cstring>

@@ -1,5 +1,4 @@
 // What can be said of a call on a cache without the numbers in its index tensors.
-#include <c10/core/SymInt.h>
 
 #include "ops/kvcache/kvcache.h"
 

@@ -1,4 +1,3 @@
-#include <c10/core/SymInt.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 
 #include "autograd/run.h"

@@ -1,5 +1,5 @@
 // qkv::latent_attention_with_kvcache.
-#include <ATen/ops/index_select.h>
+#include <ATen/ATen.h>
 
 #include "autograd/differentiate.h"
 #include "autograd/run.h"

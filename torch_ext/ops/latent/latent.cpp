@@ -1,8 +1,6 @@
 #include "ops/latent/latent.h"
 
-#include <ATen/ops/bmm.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/einsum.h>
+#include <ATen/ATen.h>
 
 #include <algorithm>
 #include <cmath>

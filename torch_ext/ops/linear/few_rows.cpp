@@ -1,6 +1,6 @@
 #include "ops/linear/few_rows.h"
 
-#include <ATen/ops/empty.h>
+#include <ATen/ATen.h>
 
 #include "call/dtypes.h"
 #include "ops/linear/who_multiplies.h"

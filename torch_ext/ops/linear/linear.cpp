@@ -1,10 +1,6 @@
 #include "ops/linear/linear.h"
 
-#include <ATen/Context.h>
-#include <ATen/autocast_mode.h>
-#include <ATen/ops/atleast_2d.h>
-#include <ATen/ops/linear.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 

@@ -2,8 +2,7 @@
 // which brings its derivatives along.
 #include "qkv/merge.h"
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/stack.h>
+#include <ATen/ATen.h>
 #include <torch/library.h>
 
 #include <limits>

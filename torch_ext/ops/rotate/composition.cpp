@@ -1,7 +1,5 @@
 // A rotation out of torch's operators, for derivatives beyond the first.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/stack.h>
+#include <ATen/ATen.h>
 
 #include "ops/rotate/rotate.h"
 

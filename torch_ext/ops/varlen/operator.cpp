@@ -1,9 +1,7 @@
 // qkv::varlen_attention: documents one after the other. What computes it is attention_forward or,
 // for keys and values in pages, varlen_attention_paged (ops/kvcache).
-#include <c10/core/SymInt.h>
 
 #include "autograd/run.h"
-#include "call/check.h"
 #include "call/from_options.h"
 #include "ops/attention/attention.h"
 #include "ops/kvcache/kvcache.h"

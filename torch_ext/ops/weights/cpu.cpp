@@ -1,7 +1,6 @@
 // Dispatch key CPU: attention_weights and attention_with_weights. The kernels' forward pass makes
 // the weights anyway, and hands them out; the sum over the queries is made by the backward pass.
-#include <ATen/ops/ones.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ATen.h>
 #include <c10/util/strides.h>
 
 #include <algorithm>
