@@ -1,7 +1,7 @@
 // The inference paths of nn.MultiheadAttention and nn.TransformerEncoderLayer.
+#include <ATen/ATen.h>
 #include <ATen/NestedTensorImpl.h>
 #include <ATen/ops/_native_multi_head_attention_native.h>
-#include <ATen/ATen.h>
 
 #include "ops/linear/multi_head.h"
 #include "qkv/attention.h"

@@ -12,17 +12,13 @@ extern DefinedOperator attention_forward_jvp;
 // The second has what the first has, and the output beside the weights, from one pass.
 extern DefinedOperator weights_forward, with_weights_forward;
 
-// Their CPU kernels.
+// Their CPU kernels that others call, too.
 Tensors attention_forward_cpu(const Call& call);
 Tensors attention_backward_cpu(const Call& call);
-Tensors attention_jvp_cpu(const Call& call);
 // The gradient of <tangents, what attention_backward returns> (docs/report.md). output_tangent
 // and logsumexp_tangent are what attention_forward_jvp returns for the same tangents; they are
 // computed where they are not given.
 Tensors attention_double_backward_cpu(const Call& call);
-// Of both operators with weights. Without a value there is no output, and no gradient of a value.
-Tensors weights_forward_cpu(const Call& call);
-Tensors weights_backward_cpu(const Call& call);
 
 // attention_backward in forward mode (OperatorKernels::jvp).
 Tensors attention_backward_jvp(const Call& call);

@@ -6,10 +6,18 @@
 #include "call/score_arguments.h"
 #include "ops/attention/attention.h"
 #include "qkv/attention.h"
+#include "tensors/compute.h"
 
 namespace qkv {
 namespace ops {
 namespace {
+
+Tensors attention_jvp_cpu(const Call& call) {
+  JvpArgs args;
+  JvpResult result;
+  return compute(call, {&result.output, &result.lse, &result.output_jvp, &result.lse_jvp}, &args,
+                 [&](const Problem& p) { qkv::attention_jvp(p, args, result); });
+}
 
 // On another device than the CPU: torch's own attention, or an error that says what it cannot do.
 bool is_elsewhere(const Call& call) {
@@ -130,6 +138,38 @@ DefinedOperator attention_forward_jvp_backward(
     "attention_forward_jvp_backward(grad_output?, grad_logsumexp?, grad_output_tangent?, "
     "grad_logsumexp_tangent?; output, logsumexp, output_tangent, logsumexp_tangent)",
     {.composite = &attention_jvp_backward});
+
+Tensors attention_forward_cpu(const Call& call) {
+  ForwardResult result;
+  return compute(call, {&result.output, &result.lse}, /*tangents=*/nullptr,
+                 [&](const Problem& p) { qkv::attention_forward(p, result); });
+}
+
+void run_backward(KernelCall& kernel, BackwardArgs& args, const GradientTensors& gradients) {
+  kernel.bind(args.output, arg::output);
+  kernel.bind(args.lse, arg::logsumexp);
+  kernel.bind(args.grad_output, arg::grad_output);
+  kernel.bind(args.grad_lse, arg::grad_logsumexp);
+  gradients.bind(kernel, args);
+  kernel.set_strides();
+  if (!has_queries(kernel.problem)) return gradients.zero();
+  gradients.zero_gaps();
+  kernel.problem.spans = gradients.spans();
+  qkv::attention_backward(kernel.problem, args);
+}
+
+Tensors attention_backward_cpu(const Call& call) {
+  const auto sizes = check<int64_t>(call);
+  if (!call.has_incoming()) return no_results(call);
+  if (!is_aligned(call)) return attention_backward_cpu(*CopiedCall(call, aligned));
+  const GradientTensors gradients(call, sizes);
+  gradients.run_wide(&attention_forward, [&](const Call& wide) {
+    KernelCall kernel(wide, sizes);
+    BackwardArgs args;
+    run_backward(kernel, args, gradients);
+  });
+  return gradients.results();
+}
 
 void check_query(const Call& call) {
   TORCH_CHECK(call.has(arg::query), call.title(), ": ", call.name_of(arg::query),

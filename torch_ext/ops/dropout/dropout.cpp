@@ -1,5 +1,5 @@
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 
 #include "ops/attention/attention.h"
 

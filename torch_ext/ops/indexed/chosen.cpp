@@ -1,7 +1,7 @@
 #include "ops/indexed/chosen.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <vector>

@@ -2,14 +2,22 @@
 #include "qkv/rotate.h"
 
 #include "autograd/run.h"
+#include "call/dtypes.h"
 #include "ops/rotate/rotate.h"
+#include "rotation.h"
+#include "tensors/copies.h"
 #include "tensors/layout.h"
+#include "tensors/problem.h"
 
 namespace qkv {
 namespace ops {
 namespace {
 
 using c10::SymInt;
+
+// What is rotated, and of each its norm, if any, and the gradient of what it becomes.
+constexpr Argument kTensors[] = {arg::query, arg::key}, kNorms[] = {arg::query_norm, arg::key_norm},
+                   kIncoming[] = {arg::grad_rotated_query, arg::grad_rotated_key};
 
 // The dimensions of query without its heads, and `last` in place of its last ones.
 template <class T>
@@ -59,8 +67,8 @@ void check_shapes(const Call& call) {
 // Of the backward operator.
 template <class T>
 void check_incoming(const Call& call) {
-  for (const auto& [grad, of] : {std::pair(arg::grad_rotated_query, arg::query),
-                                 std::pair(arg::grad_rotated_key, arg::key)}) {
+  for (int t = 0; t < 2; ++t) {
+    const Argument grad = kIncoming[t], of = kTensors[t];
     if (!call.has(grad)) continue;
     expect_sizes(call, grad, "", sizes_of<T>(call[of]));
     expect_dtype(call[grad].scalar_type() == call[of].scalar_type(), call, grad, ", but ",
@@ -75,10 +83,131 @@ bool reads(const Call& call, Argument argument) {
   return has_norm || call[arg::cos].requires_grad() || call[arg::sin].requires_grad();
 }
 
+// Throws c10::Error for a call that cannot be computed.
+template <class T>
+void check_rotation(const Call& call) {
+  check_tensors(call);
+  check_supported(call);
+  const double eps = call.options.eps;
+  TORCH_CHECK_VALUE(eps >= 0 && is_finite_for(call[arg::query].scalar_type(), eps), call.title(),
+                    ": eps is ", eps, ", but ", finite_for(call[arg::query].scalar_type()),
+                    " that is not negative is expected");
+  check_shapes<T>(call);
+  if (call.op->is_backward) check_incoming<T>(call);
+}
+
+// What the backward operator returns, to be filled; undefined: not wanted. The gradient of what was
+// rotated without a norm lies in memory like the incoming one: a Node keeps its shape alone.
+template <class T>
+Tensors rotation_gradients(const Call& call) {
+  Tensors gradients = empty_gradients<T>(call);
+  if (!call.has_incoming()) return gradients;
+  const bool has_tables = call.output_mask[arg::cos] || call.output_mask[arg::sin];
+  for (int t = 0; t < 2; ++t)
+    if (gradients[t].defined() && call.has(kIncoming[t]) && !call.has(kNorms[t]) && !has_tables)
+      gradients[t] = empty_gradient<T>(call[kIncoming[t]]);
+  return gradients;
+}
+
 Tensors rotate_meta(const Call& call) {
   check_rotation<SymInt>(call);
   if (call.op->is_backward) return rotation_gradients<SymInt>(call);
   return {empty_gradient<SymInt>(call[arg::query]), empty_gradient<SymInt>(call[arg::key])};
+}
+
+// What comes after the dimensions of the batch.
+enum class Last { head_row_column, row_column, column };
+
+template <class Tensor>
+void bind(const Rotation& r, Tensor& to, const at::Tensor& tensor, Last last) {
+  constexpr bool kIsInput = std::is_base_of_v<Input, Tensor>;
+  if constexpr (kIsInput) {
+    to.data = tensor.const_data_ptr();
+  } else {
+    to.data = tensor.mutable_data_ptr();
+  }
+  if constexpr (!std::is_same_v<Tensor, Input> && !std::is_same_v<Tensor, Output>)
+    to.dtype = *dtype_of(tensor.scalar_type());
+  int64_t dim = 0;
+  to.strides.col = stride_from_right(tensor, dim++);
+  if (last != Last::column) to.strides.row = stride_from_right(tensor, dim++);
+  if (last == Last::head_row_column) to.strides.head = stride_from_right(tensor, dim++);
+  for (int d = r.batch_rank; d-- > 0;) to.strides.batch[d] = stride_from_right(tensor, dim++);
+}
+
+// A rotation of tensors like `query`, which it does not have yet.
+Rotation rotation_of(const at::Tensor& query, const at::Tensor& cos, const at::Tensor& sin) {
+  Rotation r;
+  r.dtype = *dtype_of(query.scalar_type());
+  r.batch_rank = int(query.dim()) - 3;
+  std::copy_n(query.sizes().begin(), r.batch_rank, r.batch_sizes.begin());
+  r.seqlen = query.size(-2), r.head_dim = query.size(-1);
+  r.rotary_pairs = cos.size(-1);
+  r.num_threads = num_threads();
+  bind(r, r.cos, cos, Last::row_column);
+  bind(r, r.sin, sin, Last::row_column);
+  return r;
+}
+
+// The inputs of a call.
+Rotation rotation_of(const Call& call) {
+  Rotation r = rotation_of(call[arg::query], call[arg::cos], call[arg::sin]);
+  r.is_interleaved = call.options.interleaved;
+  r.eps = call.options.eps;
+  for (int t = 0; t < 2; ++t) {
+    r.tensors[t].heads = call[kTensors[t]].size(-3);
+    bind(r, r.tensors[t].input, call[kTensors[t]], Last::head_row_column);
+    if (call.has(kNorms[t])) bind(r, r.tensors[t].weight, call[kNorms[t]], Last::column);
+  }
+  return r;
+}
+
+Tensors rotate_cpu(const Call& call) {
+  check_rotation<int64_t>(call);
+  if (!is_aligned(call)) return rotate_cpu(*CopiedCall(call, aligned));
+  Rotation r = rotation_of(call);
+  Tensors results;
+  for (int t = 0; t < 2; ++t) {
+    results.push_back(empty_gradient<int64_t>(call[kTensors[t]]));
+    bind(r, r.tensors[t].output, results[t], Last::head_row_column);
+  }
+  // There may be any number of rows without columns or heads.
+  if (results[0].numel() + results[1].numel() > 0) rotation_forward(r);
+  return results;
+}
+
+Tensors rotate_backward_cpu(const Call& call) {
+  check_rotation<int64_t>(call);
+  if (!call.has_incoming()) return no_results(call);
+  if (!is_aligned(call)) return rotate_backward_cpu(*CopiedCall(call, aligned));
+  const Tensors results = rotation_gradients<int64_t>(call);
+  Gradients gradients;
+  for (size_t i = 0; i < results.size(); ++i) gradients[call.op->results[i]] = results[i];
+  Rotation r = rotation_of(call);
+  RotationGradients to;
+  for (int t = 0; t < 2; ++t) {
+    at::Tensor& gradient = gradients[kTensors[t]];
+    if (call.has(kIncoming[t])) {
+      // Where it is not wanted, it is made all the same.
+      if (!gradient.defined()) gradient = empty_gradient<int64_t>(call[kTensors[t]]);
+      bind(r, to.grad_output[t], call[kIncoming[t]], Last::head_row_column);
+      bind(r, r.tensors[t].output, gradient, Last::head_row_column);
+    } else {
+      r.tensors[t].heads = 0;
+      if (gradient.defined()) gradient.zero_();
+    }
+    if (gradients[kNorms[t]].defined())
+      bind(r, to.grad_weight[t], gradients[kNorms[t]], Last::column);
+  }
+  if (gradients[arg::cos].defined()) bind(r, to.grad_cos, gradients[arg::cos], Last::row_column);
+  if (gradients[arg::sin].defined()) bind(r, to.grad_sin, gradients[arg::sin], Last::row_column);
+  if (call[arg::query].numel() + call[arg::key].numel() > 0) {
+    rotation_backward(r, to);
+  } else {
+    for (const at::Tensor& empty_sum : results)
+      if (empty_sum.defined()) empty_sum.zero_();
+  }
+  return results;
 }
 
 DefinedOperator rotate("rotate",
@@ -93,32 +222,20 @@ DefinedOperator rotate_backward(rotate, "rotate_backward(grad_rotated_query?, gr
 
 }  // namespace
 
-template <class T>
-Tensors rotation_gradients(const Call& call) {
-  Tensors gradients = empty_gradients<T>(call);
-  if (!call.has_incoming()) return gradients;
-  const bool has_tables = call.output_mask[arg::cos] || call.output_mask[arg::sin];
-  const std::tuple<size_t, Argument, Argument> both[] = {
-      {0, arg::query_norm, arg::grad_rotated_query}, {1, arg::key_norm, arg::grad_rotated_key}};
-  for (const auto& [t, norm, incoming] : both)
-    if (gradients[t].defined() && call.has(incoming) && !call.has(norm) && !has_tables)
-      gradients[t] = empty_gradient<T>(call[incoming]);
-  return gradients;
+at::Tensor rotated_from(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                        bool interleaved, c10::ArrayRef<int64_t> offsets) {
+  const at::Tensor from = aligned(x), cosines = aligned(cos), sines = aligned(sin);
+  const at::Tensor result = empty_gradient<int64_t>(from);
+  if (result.numel() == 0) return result;  // For which the tables need not have a row.
+  Rotation r = rotation_of(from, cosines, sines);
+  r.is_interleaved = interleaved;
+  r.offsets = offsets.data();
+  r.tensors[0].heads = from.size(-3);
+  bind(r, r.tensors[0].input, from, Last::head_row_column);
+  bind(r, r.tensors[0].output, result, Last::head_row_column);
+  rotation_forward(r);
+  return result;
 }
-template Tensors rotation_gradients<int64_t>(const Call&);
-
-template <class T>
-void check_rotation(const Call& call) {
-  check_tensors(call);
-  check_supported(call);
-  const double eps = call.options.eps;
-  TORCH_CHECK_VALUE(eps >= 0 && is_finite_for(call[arg::query].scalar_type(), eps), call.title(),
-                    ": eps is ", eps, ", but ", finite_for(call[arg::query].scalar_type()),
-                    " that is not negative is expected");
-  check_shapes<T>(call);
-  if (call.op->is_backward) check_incoming<T>(call);
-}
-template void check_rotation<int64_t>(const Call&);
 
 }  // namespace ops
 
