@@ -10,6 +10,7 @@
 #include "call/after_fork.h"
 #include "call/autocast.h"
 #include "call/boxed.h"
+#include "tensors/copies.h"
 
 namespace qkv {
 namespace {
@@ -71,6 +72,8 @@ bool are_constant(std::initializer_list<std::reference_wrapper<const at::Tensor>
 }
 
 Tensors run_cpu(const Call& call) {
+  // What is written to is not copied: such an operator copies the others itself.
+  if (!call.op->writes && !is_aligned(call)) return run_cpu(*CopiedCall(call, aligned));
   try {
     return call.op->kernels.cpu(call);
   } catch (const std::bad_alloc&) {

@@ -17,8 +17,9 @@ bool is_plain(c10::DispatchKeySet keys);
 // with respect to any: autograd may be left out then.
 bool are_constant(std::initializer_list<std::reference_wrapper<const at::Tensor>> tensors);
 
-// The CPU kernel's results. The kernel library, which knows no torch, throws std::bad_alloc where
-// it gets no memory; that is an error here, with the sizes that it follows from.
+// The CPU kernel's results, of aligned tensors (tensors/copies.h). The kernel library, which knows
+// no torch, throws std::bad_alloc where it gets no memory; that is an error here, with the sizes
+// that it follows from.
 Tensors run_cpu(const Call& call);
 
 // What the dispatcher returns. Where it would do no more than run the Autograd kernel, if that, and

@@ -1,7 +1,6 @@
 // A forward operator by one pass of the kernel library.
 #pragma once
 
-#include "tensors/copies.h"
 #include "tensors/documents.h"
 #include "tensors/layout.h"
 #include "tensors/problem.h"
@@ -14,7 +13,6 @@ template <class Run>
 Tensors compute(const Call& call, std::initializer_list<Output*> outputs, JvpArgs* tangents,
                 const Run& run) {
   const auto sizes = check<int64_t>(call);
-  if (!is_aligned(call)) return compute(*CopiedCall(call, aligned), outputs, tangents, run);
   Tensors results = empty_results(call, sizes);
   KernelCall kernel(call, sizes);
   if (tangents) kernel.bind_tangents(*tangents);

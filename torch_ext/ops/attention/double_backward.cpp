@@ -63,7 +63,6 @@ Tensors both_passes(const GradientTensors& gradients, const Sizes<int64_t>& size
 Tensors attention_double_backward_cpu(const Call& call) {
   const auto sizes = check<int64_t>(call);
   if (!call.has_incoming()) return no_results(call);
-  if (!is_aligned(call)) return attention_double_backward_cpu(*CopiedCall(call, aligned));
   const GradientTensors gradients(call, sizes);
   const Tensors tangents = gradients.run_wide(&attention_forward_jvp, [&](const Call& wide) {
     return both_passes(gradients, sizes, wide);

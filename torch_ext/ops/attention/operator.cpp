@@ -161,7 +161,6 @@ void run_backward(KernelCall& kernel, BackwardArgs& args, const GradientTensors&
 Tensors attention_backward_cpu(const Call& call) {
   const auto sizes = check<int64_t>(call);
   if (!call.has_incoming()) return no_results(call);
-  if (!is_aligned(call)) return attention_backward_cpu(*CopiedCall(call, aligned));
   const GradientTensors gradients(call, sizes);
   gradients.run_wide(&attention_forward, [&](const Call& wide) {
     KernelCall kernel(wide, sizes);

@@ -164,7 +164,6 @@ Rotation rotation_of(const Call& call) {
 
 Tensors rotate_cpu(const Call& call) {
   check_rotation<int64_t>(call);
-  if (!is_aligned(call)) return rotate_cpu(*CopiedCall(call, aligned));
   Rotation r = rotation_of(call);
   Tensors results;
   for (int t = 0; t < 2; ++t) {
@@ -179,7 +178,6 @@ Tensors rotate_cpu(const Call& call) {
 Tensors rotate_backward_cpu(const Call& call) {
   check_rotation<int64_t>(call);
   if (!call.has_incoming()) return no_results(call);
-  if (!is_aligned(call)) return rotate_backward_cpu(*CopiedCall(call, aligned));
   const Tensors results = rotation_gradients<int64_t>(call);
   Gradients gradients;
   for (size_t i = 0; i < results.size(); ++i) gradients[call.op->results[i]] = results[i];

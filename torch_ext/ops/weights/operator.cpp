@@ -50,7 +50,6 @@ at::Tensor grad_of_each(const Call& call, const Sizes<int64_t>& sizes) {
 // Both, of which the one without a value has no output, and no gradient of a value.
 Tensors weights_forward_cpu(const Call& call) {
   const auto sizes = check<int64_t>(call);
-  if (!is_aligned(call)) return weights_forward_cpu(*CopiedCall(call, aligned));
   const Reduce reduce = call.options.reduce;
   const bool has_output = call.op->takes(arg::value);
   at::Tensor output, lse = empty_result(call, sizes, arg::logsumexp);
@@ -84,7 +83,6 @@ Tensors weights_forward_cpu(const Call& call) {
 Tensors weights_backward_cpu(const Call& call) {
   if (!call.has(arg::grad_weights)) return attention_backward_cpu(call.as(attention_backward));
   const auto sizes = check<int64_t>(call);
-  if (!is_aligned(call)) return weights_backward_cpu(*CopiedCall(call, aligned));
   const at::Tensor grad_weights = grad_of_each(call, sizes);
   const GradientTensors gradients(call, sizes);
   gradients.run_wide(nullptr, [&](Call wide) {
