@@ -1,9 +1,9 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
-#include "ops/kvcache/quantize.h"
 #include "ops/kvcache/rows.h"
 #include "tensors/overlap.h"
 #include "threads/parallel.h"
@@ -14,6 +14,47 @@ namespace {
 constexpr int64_t kItemBytes = int64_t(64) << 10;
 // Copying a byte takes as long as this many floating-point operations of attention, about.
 constexpr double kFlopsOfByte = 5;
+
+// -128 is not used, so that a row and its negative have the same scale.
+constexpr float kLargestInt8 = 127;
+
+// `count` elements of type E, `stride` bytes apart, anywhere in memory.
+template <class E>
+struct FloatRow {
+  const char* data;
+  int64_t stride, count;
+
+  float operator[](int64_t i) const {
+    E x;
+    std::memcpy(&x, data + i * stride, sizeof x);
+    return float(x);
+  }
+};
+
+// The scale that makes the largest number of a row 127. NaN for a row that is not finite: every one
+// of its numbers will be NaN.
+template <class E>
+float scale_of(const FloatRow<E>& row) {
+  float largest = 0;
+  bool is_finite = true;
+  for (int64_t i = 0; i < row.count; ++i) {
+    const float magnitude = std::abs(row[i]);
+    largest = std::max(largest, magnitude);
+    is_finite &= magnitude < INFINITY;
+  }
+  return is_finite ? largest / kLargestInt8 : NAN;
+}
+
+// to[i * stride] = row[i] / scale, to the nearest integer, ties to even, and from -127 to 127.
+// Where the quotient is NaN, 0.
+template <class E>
+void quantize(const FloatRow<E>& row, float scale, int8_t* to, int64_t stride) {
+  for (int64_t i = 0; i < row.count; ++i) {
+    const float x = std::nearbyint(row[i] / scale);
+    const float clamped = std::clamp(x, -kLargestInt8, kLargestInt8);
+    to[i * stride] = x == x ? int8_t(clamped) : int8_t(0);
+  }
+}
 
 // Whether values are the first numbers of the keys, in the caches and in what is appended, so that
 // keys alone are written: the cache of latent attention.

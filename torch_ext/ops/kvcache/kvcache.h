@@ -34,7 +34,4 @@ inline c10::SmallVector<Argument, 4> written_by(const Call& call) {
 template <class T>
 Sizes<T> check_kvcache(const Call& call);
 
-Tensors kvcache_cpu(const Call& call);
-Tensors paged_varlen_cpu(const Call& call);
-
 }  // namespace qkv::ops
