@@ -1,4 +1,4 @@
-#include "ops/indexed/chosen.h"
+#include "ops/indexed/indexed.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>

@@ -10,7 +10,6 @@
 #include "call/fixed_bits.h"
 #include "call/from_options.h"
 #include "ops/attention/attention.h"
-#include "ops/indexed/chosen.h"
 #include "ops/indexed/indexed.h"
 #include "ops/kvcache/kvcache.h"
 #include "qkv/indexed.h"
