@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <bitset>
+
 #include "call/operator.h"
 
 namespace qkv {
@@ -14,17 +16,7 @@ inline const at::Tensor& tensor_of(const std::optional<at::Tensor>& tensor) {
 }
 
 // A set of differentiable arguments: those whose gradients are wanted.
-class ArgumentSet {
- public:
-  bool operator[](Argument argument) const { return bits_ >> argument & 1; }
-  void set(Argument argument, bool value = true) {
-    bits_ = (bits_ & ~(uint64_t(1) << argument)) | uint64_t(value) << argument;
-  }
-  bool any() const { return bits_ != 0; }
-
- private:
-  uint64_t bits_ = 0;
-};
+using ArgumentSet = std::bitset<arg::count>;
 
 struct Call {
   const Operator* op;
