@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "tensors/copies.h"
+
 namespace qkv {
 namespace {
 
@@ -17,34 +19,6 @@ int64_t size_of_whole(const Call& call, const char* name, int64_t offset, int64_
                     " on, of ", whole, ", but they must lie within the whole");
   return whole;
 }
-
-// The places that differ in memory: a dimension that broadcasts has one.
-struct SpansCheck {
-  const at::Tensor& spans;
-  const int64_t last;
-  std::vector<int64_t> place;  // the index of a row, once it is known to be bad
-
-  // Whether all spans are good, with the first `dim` indices behind `data`.
-  bool holds(const int32_t* data, int64_t dim) {
-    const int64_t size = spans.sizes()[dim], stride = spans.strides()[dim];
-    if (dim + 1 == spans.dim()) return holds_row(data, size, stride);
-    for (int64_t i = 0; i < (stride == 0 ? std::min<int64_t>(size, 1) : size); ++i) {
-      if (holds(data + i * stride, dim + 1)) continue;
-      place.insert(place.begin(), i);
-      return false;
-    }
-    return true;
-  }
-  bool holds_row(const int32_t* row, int64_t size, int64_t stride) {
-    for (int64_t n = 0; n < size; n += 2) {
-      const int64_t begin = row[n * stride], end = row[(n + 1) * stride];
-      if (0 <= begin && begin <= end && end <= last) continue;
-      place = {n / 2, begin, end};
-      return false;
-    }
-    return true;
-  }
-};
 
 }  // namespace
 
@@ -74,17 +48,28 @@ void bind_shard(const Call& call, const Sizes<int64_t>& sizes, Problem& problem)
 }
 
 void check_spans(const Call& call, const Sizes<int64_t>& sizes) {
-  const at::Tensor& spans = call[arg::spans];
-  if (spans.numel() == 0) return;
   // Documents and rows of a cache have fewer keys than all of them, and spans end with those.
   const bool is_open = sizes.packed || sizes.is_cache;
-  SpansCheck check{spans, is_open ? std::numeric_limits<int32_t>::max() : sizes.seqlen_k, {}};
-  if (check.holds(spans.const_data_ptr<int32_t>(), 0)) return;
-  const int64_t* const found = check.place.data() + check.place.size() - 3;
-  const at::IntArrayRef row(check.place.data(), check.place.size() - 3);
-  TORCH_CHECK_VALUE(false, call.title(), ": spans", row, " has the span ", found[0], " from ",
-                    found[1], " to ", found[2], ", but 0 <= begin <= end",
-                    is_open ? "" : c10::str(" <= ", sizes.seqlen_k), " is expected");
+  const int64_t last = is_open ? std::numeric_limits<int32_t>::max() : sizes.seqlen_k;
+  at::Tensor spans = call[arg::spans];
+  for (int64_t d = 0; d + 1 < spans.dim(); ++d)  // what broadcasts is looked at once
+    if (spans.strides()[d] == 0 && spans.sizes()[d] > 1) spans = spans.narrow(d, 0, 1);
+  spans = aligned(spans.contiguous());
+  const int32_t* const numbers = spans.const_data_ptr<int32_t>();
+  for (int64_t n = 0; n < spans.numel(); n += 2) {
+    const int64_t begin = numbers[n], end = numbers[n + 1];
+    if (0 <= begin && begin <= end && end <= last) continue;
+    const int64_t columns = spans.sizes().back();
+    at::DimVector row(spans.sizes().slice(0, spans.dim() - 1));
+    for (int64_t d = row.size(), left = n / columns; d-- > 0;) {
+      const int64_t size = row[d];
+      row[d] = left % size;
+      left /= size;
+    }
+    TORCH_CHECK_VALUE(false, call.title(), ": spans", at::IntArrayRef(row), " has the span ",
+                      n % columns / 2, " from ", begin, " to ", end, ", but 0 <= begin <= end",
+                      is_open ? "" : c10::str(" <= ", sizes.seqlen_k), " is expected");
+  }
 }
 
 }  // namespace qkv

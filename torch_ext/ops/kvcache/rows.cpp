@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "tensors/copies.h"
 #include "tensors/indices.h"
 #include "tensors/option_numbers.h"
 
@@ -138,12 +137,8 @@ CacheRows cache_rows(const Call& call, const Sizes<int64_t>& sizes) {
   set_rows(call, all);
   for (size_t b = 0; b < all.spans.size(); ++b)
     check_masks_cover(call, int64_t(b), sizes.seqlen_q, all.spans[b].seqlen_k);
-  if (appends(call) && call.has(arg::spans)) {  // before the caches are written to
-    const at::Tensor spans = aligned(call[arg::spans]);
-    Call checked = call;
-    checked.set(arg::spans, spans);
-    check_spans(checked, sizes);
-  }
+  // Before the caches are written to.
+  if (appends(call) && call.has(arg::spans)) check_spans(call, sizes);
   if (is_paged(call)) all.pages = set_pages(call, call[arg::key].sizes()[2], all.spans);
   if (all.new_rows > 0) check_slots(call, all);
   return all;
