@@ -64,48 +64,40 @@ void attend_to_spans(const Call& call, const Sizes<int64_t>& sizes, int64_t head
   qkv::attention_forward(p, result);
 }
 
-// `call` with query and what is appended rotated to their places, as long as this lives.
-class RotatedCall {
- public:
-  // Throws c10::Error where cos and sin have no row for a place.
-  RotatedCall(const Call& call, const CacheRows& rows) : call_(call) {
-    const at::Tensor &query = call[arg::query], &cos = call[arg::cos];
-    const Window& window = call.options.window_size;
-    const bool moves = call.options.causal || window.left >= 0 || window.right >= 0;
-    const int64_t last =
-        std::max(rows.new_rows, moves ? query.size(2) : std::min<int64_t>(query.size(2), 1));
-    std::vector<int64_t> places, of_heads;  // of_heads: each place for all heads of its query
-    for (int64_t b = 0; b < query.size(0); ++b) {
-      places.push_back(rows.length(b));
-      if (!moves) of_heads.insert(of_heads.end(), query.size(1), places.back());
-      TORCH_CHECK(places.back() + last <= cos.size(0), call.title(), ": rotary_cos has ",
-                  cos.size(0), " rows, but ", places.back() + last, " are expected: batch item ", b,
-                  " has ", places.back(), " keys before ", last, " more places are rotated to");
-    }
-    const auto rotated = [&](const at::Tensor& x, c10::ArrayRef<int64_t> begins) {
-      return rotated_from(x, cos, call[arg::sin], call.options.rotary_interleaved.value_or(true),
-                          begins);
-    };
-    key_ = rotated(call[arg::new_key], places);
-    // Queries at one place are heads of one query.
-    query_ = moves ? rotated(query, places) : rotated(query.unsqueeze(3), of_heads).squeeze(3);
-    call_.set(arg::query, query_), call_.set(arg::new_key, key_);
+// Rotates the query of `call` and what is appended to their places; `rotated` gets the two tensors,
+// to which the call refers then. Throws c10::Error where cos and sin have no row for a place.
+void rotate_to_places(Call& call, const CacheRows& rows, std::array<at::Tensor, 2>& rotated) {
+  const at::Tensor &query = call[arg::query], &cos = call[arg::cos];
+  const Window& window = call.options.window_size;
+  const bool moves = call.options.causal || window.left >= 0 || window.right >= 0;
+  const int64_t last =
+      std::max(rows.new_rows, moves ? query.size(2) : std::min<int64_t>(query.size(2), 1));
+  std::vector<int64_t> places, of_heads;  // of_heads: each place for all heads of its query
+  for (int64_t b = 0; b < query.size(0); ++b) {
+    places.push_back(rows.length(b));
+    if (!moves) of_heads.insert(of_heads.end(), query.size(1), places.back());
+    TORCH_CHECK(places.back() + last <= cos.size(0), call.title(), ": rotary_cos has ", cos.size(0),
+                " rows, but ", places.back() + last, " are expected: batch item ", b, " has ",
+                places.back(), " keys before ", last, " more places are rotated to");
   }
-  RotatedCall(const RotatedCall&) = delete;
-  const Call& operator*() const { return call_; }
-
- private:
-  at::Tensor query_, key_;
-  Call call_;
-};
+  const auto turned = [&](const at::Tensor& x, c10::ArrayRef<int64_t> begins) {
+    return rotated_from(x, cos, call[arg::sin], call.options.rotary_interleaved.value_or(true),
+                        begins);
+  };
+  // Queries at one place are heads of one query.
+  rotated = {moves ? turned(query, places) : turned(query.unsqueeze(3), of_heads).squeeze(3),
+             turned(call[arg::new_key], places)};
+  call.set(arg::query, rotated[0]), call.set(arg::new_key, rotated[1]);
+}
 
 Tensors kvcache_cpu(const Call& call) {
   const auto sizes = check_kvcache<int64_t>(call);
   const CacheRows rows = cache_rows(call, sizes);
   Tensors results = empty_results(call, sizes);
-  std::optional<RotatedCall> rotated;
-  if (call.has(arg::cos)) rotated.emplace(call, rows);
-  const Call& turned = rotated ? **rotated : call;
+  std::optional<Call> rotated;
+  std::array<at::Tensor, 2> tensors;
+  if (call.has(arg::cos)) rotate_to_places(rotated.emplace(call), rows, tensors);
+  const Call& turned = rotated ? *rotated : call;
   if (appends(turned)) append(turned, rows, num_threads());
   if (results[1].numel() > 0) attend_to_spans(turned, sizes, 1, rows.spans, results);
   return results;
