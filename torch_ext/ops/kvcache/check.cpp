@@ -79,14 +79,18 @@ void check_block_table(const Call& call, const char* dims, Sizes<T>& sizes, cons
   sizes.seqlen_k = columns * block_size;
 }
 
+void expect_both(const Call& call, Argument a, Argument b) {
+  if (!call.has(a)) std::swap(a, b);
+  TORCH_CHECK(call.has(a) == call.has(b), call.title(), ": ", call.name_of(a), " is given, but ",
+              call.name_of(b), " is None; expected both or neither");
+}
+
 void check_combination(const Call& call) {
   const char* op = call.title();
   for (const Argument argument : {arg::cache_batch_idx, arg::cache_leftpad})
     TORCH_CHECK(!call.has(argument) || !is_paged(call), op, ": ", call.name_of(argument),
                 " and block_table are given, but one of them must be None");
-  TORCH_CHECK(call.has(arg::new_key) == call.has(arg::new_value), op, ": ",
-              call.has(arg::new_key) ? "key" : "value", " is given, but ",
-              call.has(arg::new_key) ? "value" : "key", " is None; expected both or neither");
+  expect_both(call, arg::new_key, arg::new_value);
   TORCH_CHECK(!appends(call) || call.has(arg::cache_seqlens), op, ": ", call.name_of(arg::new_key),
               " is given, but cache_seqlens is None: the cache is full; expected the lengths "
               "before it is appended");
@@ -95,11 +99,8 @@ void check_combination(const Call& call) {
 // cos and sin, [places, R / 2] with R <= D.
 template <class T>
 void check_rotary(const Call& call, const Sizes<T>& sizes) {
-  const bool rotates = call.has(arg::cos);
-  TORCH_CHECK(rotates == call.has(arg::sin), call.title(), ": ",
-              rotates ? "rotary_cos" : "rotary_sin", " is given, but ",
-              rotates ? "rotary_sin" : "rotary_cos", " is None; expected both or neither");
-  if (!rotates) return;
+  expect_both(call, arg::cos, arg::sin);
+  if (!call.has(arg::cos)) return;
   TORCH_CHECK(appends(call), call.title(),
               ": rotary_cos is given, but key is None; expected a key to rotate and append");
   expect_rank<T>(call, arg::cos, 2, "[places, R / 2]");
