@@ -22,15 +22,12 @@ bool is_direct(const Call& call) {
          !at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
 }
 
-// Where the dispatcher leaves Autograd kernels out: in inference mode, and within operators.
-bool is_below_autograd() {
-  return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality);
-}
-
 Tensors run_directly(const Call& call) {
   if (call.op->kernels.composite) return call.op->kernels.composite(call);
   const OneThreadAfterFork one_thread;
-  if (is_below_autograd()) return run_cpu(call);
+  // Where the dispatcher leaves Autograd kernels out: in inference mode, and within operators.
+  if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality))
+    return run_cpu(call);
   return autograd::differentiate(call, [&](bool has_node) {
     if (!has_node || call.wants_lse) return run_cpu(call);
     Call whole = call;
