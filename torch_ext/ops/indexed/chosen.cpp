@@ -19,38 +19,6 @@ constexpr int64_t kBlockQueries = 64;
 // have it, since to wake another thread takes as long as some ten thousand.
 int64_t grain_of(int64_t work) { return std::max<int64_t>(1, 32768 / std::max<int64_t>(1, work)); }
 
-// Which keys a query may see, by the options that hide some.
-class Visible {
- public:
-  Visible(const Call& call, int64_t items, int64_t L, int64_t S) : end_(S - L) {
-    // No wider than all there is, so that sums do not overflow.
-    const auto side = [&](const c10::SymInt& n) {
-      return std::min(n.guard_int(__FILE__, __LINE__), L + S);
-    };
-    left_ = side(call.options.window_size.left);
-    right_ = side(call.options.window_size.right);
-    is_causal_ = call.options.is_causal;
-    if (call.has(arg::attn_mask)) mask_ = call[arg::attn_mask].expand({items, 1, L, S});
-    all_ = !is_causal_ && left_ < 0 && right_ < 0 && !mask_.defined();
-  }
-
-  bool operator()(int64_t item, int64_t query, int64_t key) const {
-    if (all_) return true;
-    const int64_t aligned = query + end_;  // the key that is aligned with the query, bottom-right
-    if (is_causal_ && key > query) return false;
-    if (left_ >= 0 && key < aligned - left_) return false;
-    if (right_ >= 0 && key > aligned + right_) return false;
-    if (!mask_.defined()) return true;
-    const auto strides = mask_.strides();
-    return mask_.const_data_ptr<bool>()[item * strides[0] + query * strides[2] + key * strides[3]];
-  }
-
- private:
-  int64_t end_, left_, right_;
-  bool is_causal_, all_;
-  at::Tensor mask_;
-};
-
 }  // namespace
 
 ChosenKeys chosen_keys(const Call& call) {
@@ -64,7 +32,16 @@ ChosenKeys chosen_keys(const Call& call) {
                                  .contiguous();
   ChosenKeys chosen{at::empty({B * G * L, k}, indices.options()),
                     at::empty({B * G * L}, indices.options())};
-  const Visible sees(call, B, L, S);
+  // No wider than all there is, so that sums do not overflow.
+  const auto side = [&](const c10::SymInt& n) {
+    const int64_t keys = n.guard_int(__FILE__, __LINE__);
+    return keys < 0 ? L + S : std::min(keys, L + S);
+  };
+  const int64_t left = side(call.options.window_size.left);
+  const int64_t right = side(call.options.window_size.right);
+  const bool is_causal = call.options.is_causal;
+  at::Tensor mask = call[arg::attn_mask];
+  if (mask.defined()) mask = mask.expand({B, 1, L, S});
   const int64_t* const from = indices.const_data_ptr<int64_t>();
   int64_t* const to = chosen.keys.mutable_data_ptr<int64_t>();
   int64_t* const counts = chosen.counts.mutable_data_ptr<int64_t>();
@@ -72,11 +49,21 @@ ChosenKeys chosen_keys(const Call& call) {
     std::vector<uint64_t> seen(S / 64 + 1);  // a bit for each key
     for (int64_t row = begin; row < end; ++row) {
       const int64_t item = row / L / G, place = row % L;
+      const int64_t aligned = place + S - L;  // the key beside the query, bottom-right
+      const int64_t lowest = std::max<int64_t>(0, aligned - left);
+      const int64_t highest = std::min(aligned + right, is_causal ? place : S - 1);
+      const auto is_hidden = [&](int64_t key) {
+        if (key < lowest || key > highest) return true;
+        if (!mask.defined()) return false;
+        const auto strides = mask.strides();
+        return !mask.const_data_ptr<bool>()[item * strides[0] + place * strides[2] +
+                                            key * strides[3]];
+      };
       for (int64_t i = row * k; i < (row + 1) * k; ++i) {
         const int64_t key = from[i];
         TORCH_CHECK(key < S, call.title(), ": indices has the number ", key, ", but key has ", S,
                     " keys; expected numbers below that, or -1 for none");
-        if (key >= 0 && sees(item, place, key)) seen[key / 64] |= uint64_t(1) << key % 64;
+        if (!is_hidden(key)) seen[key / 64] |= uint64_t(1) << key % 64;
       }
       int64_t* next = to + row * k;
       int64_t first = row / L * S;
