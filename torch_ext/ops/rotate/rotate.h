@@ -1,4 +1,4 @@
-// What qkv::rotate is made of.
+// The rotation of qkv::rotate, for caches.
 #pragma once
 
 #include "autograd/define.h"
@@ -10,7 +10,5 @@ namespace qkv::ops {
 // those of batch item b begin at row offsets[b]. They must have as many.
 at::Tensor rotated_from(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                         bool interleaved, c10::ArrayRef<int64_t> offsets);
-// What rotate returns, out of torch's operators.
-Tensors rotate_composition(const Call& call);
 
 }  // namespace qkv::ops
