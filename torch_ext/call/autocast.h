@@ -37,4 +37,12 @@ class Autocast {
   c10::SmallVector<at::Tensor, 8> tensors_;
 };
 
+// Whether a layer's mask of this dtype goes with a projected query of that one: Bool, Float and the
+// query's own do, and a reduced one where autocast casts it.
+inline bool is_mask_type(at::ScalarType mask, at::ScalarType query) {
+  const bool is_cast = at::isReducedFloatingType(mask) && query != at::kDouble &&
+                       at::autocast::is_autocast_enabled(at::kCPU);
+  return mask == at::kBool || mask == at::kFloat || mask == query || is_cast;
+}
+
 }  // namespace qkv

@@ -6,8 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "call/call.h"
-#include "nn/mask_types.h"
+#include "call/autocast.h"
 #include "ops/linear/multi_head.h"
 #include "qkv/nn.h"
 

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "call/autocast.h"
 #include "call/unknown_sizes.h"
-#include "nn/mask_types.h"
 #include "ops/linear/linear.h"
 #include "qkv/kvcache.h"
 #include "qkv/nn.h"
