@@ -39,7 +39,12 @@ void KernelCall::bind_differentiable(Inputs& to, const Which& which) {
     bind(to.masks[m].input, mask);
   }
   static_assert(kHeadArguments.size() == kHeadNumbers);
-  for (int n = 0; n < kHeadNumbers; ++n) bind_per_head(which(kHeadArguments[n]), to.by_head[n]);
+  for (int n = 0; n < kHeadNumbers; ++n) {
+    const Argument argument = which(kHeadArguments[n]);
+    if (!call_.has(argument)) continue;
+    const at::Tensor& numbers = per_head_[per_heads_++] = call_[argument].to(at::kDouble);
+    bind(to.by_head[n], numbers, Shape::per_head);
+  }
 }
 
 KernelCall::KernelCall(const Call& call, const Sizes<int64_t>& sizes) : call_(call), sizes_(sizes) {
@@ -124,12 +129,6 @@ void KernelCall::bind_seeds() {
   if (n == 1) return;
   problem.dropout_seeds = seeds;
   problem.dropout_items = std::max<int64_t>(1, sizes_.dropout_items() / n);
-}
-
-void KernelCall::bind_per_head(Argument argument, Input& input) {
-  if (!call_.has(argument)) return;
-  at::Tensor& numbers = per_head_[per_heads_++] = call_[argument].to(at::kDouble);
-  bind(input, numbers, Shape::per_head);
 }
 
 void KernelCall::bind(Input& input, Argument argument) {

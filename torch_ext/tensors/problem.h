@@ -43,7 +43,6 @@ class KernelCall {
   // JvpArgs.
   template <class Inputs, class Which>
   void bind_differentiable(Inputs& to, const Which& which);
-  void bind_per_head(Argument argument, Input& input);
   void bind_seeds();
   void bind_score_program();
 
