@@ -21,7 +21,7 @@ enum class Shape : int8_t {
   mask,      // broadcastable to [..., H, L, S]
   spans,     // broadcastable to [..., H, L, 2 n], for any n of at least 1
   per_head,  // broadcastable to [..., H] or, packed, [N, H]
-  tables,    // [N] or [R, N], of a score program: call/score_programs.h
+  tables,    // [N] or [R, N], of a score program: call/scores.h
   own        // the operators that take it say
 };
 

@@ -2,7 +2,7 @@
 #include <c10/core/SymInt.h>
 
 #include "call/check.h"
-#include "call/score_programs.h"
+#include "call/scores.h"
 
 namespace qkv {
 namespace {

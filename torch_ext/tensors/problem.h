@@ -2,8 +2,7 @@
 #pragma once
 
 #include "attention_jvp.h"
-#include "call/score_arguments.h"
-#include "call/score_programs.h"
+#include "call/scores.h"
 
 namespace qkv {
 

@@ -1,7 +1,7 @@
 // A score program by torch's operators, for derivatives that no kernel has.
 #include <ATen/ATen.h>
 
-#include "call/score_programs.h"
+#include "call/scores.h"
 #include "ops/attention/attention.h"
 #include "program/builder.h"
 

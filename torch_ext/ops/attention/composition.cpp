@@ -7,7 +7,7 @@
 #include "autograd/run.h"
 #include "call/check.h"
 #include "call/fixed_bits.h"
-#include "call/score_arguments.h"
+#include "call/scores.h"
 #include "ops/attention/attention.h"
 
 namespace qkv::ops {

@@ -3,7 +3,7 @@
 #include "autograd/compose.h"
 #include "autograd/run.h"
 #include "call/from_options.h"
-#include "call/score_arguments.h"
+#include "call/scores.h"
 #include "ops/attention/attention.h"
 #include "qkv/attention.h"
 #include "tensors/compute.h"

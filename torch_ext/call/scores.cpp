@@ -1,4 +1,4 @@
-#include "call/score_programs.h"
+#include "call/scores.h"
 
 #include <mutex>
 #include <stdexcept>
