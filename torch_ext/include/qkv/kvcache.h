@@ -42,10 +42,8 @@ struct KvCacheOptions {
   TORCH_ARG(std::optional<double>, softmax_scale) = std::nullopt;
   // With S keys after appending, query i sees keys j <= i + S - L: bottom-right aligned.
   TORCH_ARG(bool, causal) = false;
-  // {left, right}: query i sees keys i + S - L - left <= j <= i + S - L + right; -1 leaves a side
-  // open.
+  // As in AttentionOptions, and so are alibi_slopes and sinks, [B, H].
   TORCH_ARG(std::optional<Window>, window_size) = std::nullopt;
-  // c > 0: a score s becomes c * tanh(s / c). 0: it does not.
   TORCH_ARG(double, softcap) = 0.0;
   // float32, or the query's dtype, broadcastable to [B, H, L, S] with an S of at least the most
   // keys that a row has: added to the score of query i and key j, counted from the first that is
@@ -54,9 +52,7 @@ struct KvCacheOptions {
   // int32, broadcastable to [B, H, L, 2 n]: query i sees only keys begin <= j < end, for each begin
   // and end of its row, counted from the first key that is seen. See AttentionOptions.
   TORCH_ARG(std::optional<at::Tensor>, spans) = std::nullopt;
-  // Floating, broadcastable to [B, H]: slope * |i + S - L - j| is taken off the score.
   TORCH_ARG(std::optional<at::Tensor>, alibi_slopes) = std::nullopt;
-  // Floating, broadcastable to [B, H]: the score of one more key, whose value is 0.
   TORCH_ARG(std::optional<at::Tensor>, sinks) = std::nullopt;
   // As in AttentionOptions; a query's number is its position, that of the last one S - 1.
   TORCH_ARG(std::string, score_program) = "";
