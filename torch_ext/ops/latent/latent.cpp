@@ -11,8 +11,8 @@
 #include "call/from_options.h"
 #include "ops/attention/attention.h"
 #include "ops/indexed/indexed.h"
-#include "ops/linear/few_rows.h"
 #include "ops/linear/linear.h"
+#include "ops/linear/products.h"
 #include "qkv/latent.h"
 
 namespace qkv {

@@ -6,8 +6,7 @@
 
 #include "autograd/run.h"
 #include "call/after_fork.h"
-#include "ops/linear/few_rows.h"
-#include "ops/linear/who_multiplies.h"
+#include "ops/linear/products.h"
 
 namespace qkv::ops {
 namespace {

@@ -3,7 +3,7 @@
 // torch multiplies float32 by MKL, which on CPUs of AMD runs code for AVX2; oneDNN, which torch
 // carries for convolutions and bfloat16, has AVX-512 there as well. Of few rows, as in a step of
 // decoding, the time is that of reading the weight from memory, at which the core library is better
-// than either (few_rows.h). Who is faster is a table of CPUs (who_multiplies.h).
+// than either. Who is faster is a table of CPUs (products.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,9 +1,12 @@
 // By whom products are made, where torch's own choice was measured to be slower: by oneDNN, which
-// torch has beside MKL, or by the core library (few_rows.h).
+// torch has beside MKL, or, of few rows, by the core library (row_product.h), which reads a matrix
+// from memory faster than torch's libraries do.
 #pragma once
 
-#include <cstdint>
+#include <ATen/core/Tensor.h>
+
 #include <limits>
+#include <optional>
 
 namespace qkv::ops {
 
@@ -18,8 +21,16 @@ struct WhoMultiplies {
   int64_t f32_rows = 0, bf16_rows = 0, f16_rows = 0;
 };
 
-// What was measured on this CPU (who_multiplies.cpp), never a measurement at run time, so that the
+// What was measured on this CPU (products.cpp), never a measurement at run time, so that the
 // same program has the same bits whenever it runs on the same CPU.
 const WhoMultiplies& who_multiplies();
+
+// Whether few_rows() multiplies these plain tensors of one dtype: input [..., K] and matrix [N, K],
+// or input [B, M, K] and matrix [B, N, K].
+bool are_few_rows(const at::Tensor& input, const at::Tensor& matrix);
+
+// input times the transposed matrix, plus bias [N]: [..., N] or [B, M, N]. No derivative is made.
+at::Tensor few_rows(const at::Tensor& input, const at::Tensor& matrix,
+                    const std::optional<at::Tensor>& bias);
 
 }  // namespace qkv::ops
