@@ -58,28 +58,6 @@ Tensors both_passes(const GradientTensors& gradients, const Sizes<int64_t>& size
   return tangents;
 }
 
-}  // namespace
-
-Tensors attention_double_backward_cpu(const Call& call) {
-  const auto sizes = check<int64_t>(call);
-  if (!call.has_incoming()) return no_results(call);
-  const GradientTensors gradients(call, sizes);
-  const Tensors tangents = gradients.run_wide(&attention_forward_jvp, [&](const Call& wide) {
-    return both_passes(gradients, sizes, wide);
-  });
-  Tensors results = gradients.results();
-  for (size_t i = 0; i < results.size(); ++i) {
-    const Argument argument = call.op->results[i];
-    if (!call.wants_gradient(argument) || argument < arg::kDifferentiable) continue;
-    const bool is_output = argument == arg::grad_output;
-    // The strides are those that the Meta kernel says, and no result may be an argument.
-    results[i] = empty_gradient<int64_t>(call[argument]).copy_(tangents[is_output ? 0 : 1]);
-  }
-  return results;
-}
-
-namespace {
-
 Argument itself(Argument argument) { return argument; }
 
 // results += others, of which each is the gradient of what `in_results` has for its argument.
@@ -101,6 +79,24 @@ Tensors backward_of(const Call& call, Argument of_output, Argument of_lse) {
 }
 
 }  // namespace
+
+Tensors attention_double_backward_cpu(const Call& call) {
+  const auto sizes = check<int64_t>(call);
+  if (!call.has_incoming()) return no_results(call);
+  const GradientTensors gradients(call, sizes);
+  const Tensors tangents = gradients.run_wide(&attention_forward_jvp, [&](const Call& wide) {
+    return both_passes(gradients, sizes, wide);
+  });
+  Tensors results = gradients.results();
+  for (size_t i = 0; i < results.size(); ++i) {
+    const Argument argument = call.op->results[i];
+    if (!call.wants_gradient(argument) || argument < arg::kDifferentiable) continue;
+    const bool is_output = argument == arg::grad_output;
+    // The strides are those that the Meta kernel says, and no result may be an argument.
+    results[i] = empty_gradient<int64_t>(call[argument]).copy_(tangents[is_output ? 0 : 1]);
+  }
+  return results;
+}
 
 // What attention_backward returns is linear in the gradients that it is given, so that their
 // tangents take their place.

@@ -141,11 +141,6 @@ DefinedOperator with_weights("attention_with_weights",
                                  " -> output, weights",
                              {.composite = &without_lse<with_weights_forward>});
 
-}  // namespace
-}  // namespace ops
-
-namespace {
-
 Call call_with(const Operator& op, const at::Tensor& query, const at::Tensor& key,
                const at::Tensor& value, const AttentionOptions& options,
                std::optional<std::string_view> reduce) {
@@ -155,12 +150,13 @@ Call call_with(const Operator& op, const at::Tensor& query, const at::Tensor& ke
 }
 
 }  // namespace
+}  // namespace ops
 
 at::Tensor attention_weights(const at::Tensor& query, const at::Tensor& key,
                              const AttentionOptions& options,
                              std::optional<std::string_view> reduce) {
   return ops::weights.kernels.composite(
-      call_with(ops::weights, query, key, kNone, options, reduce))[0];
+      ops::call_with(ops::weights, query, key, kNone, options, reduce))[0];
 }
 
 std::tuple<at::Tensor, at::Tensor> attention_with_weights(const at::Tensor& query,
@@ -169,7 +165,7 @@ std::tuple<at::Tensor, at::Tensor> attention_with_weights(const at::Tensor& quer
                                                           const AttentionOptions& options,
                                                           std::optional<std::string_view> reduce) {
   return pair_of(ops::with_weights.kernels.composite(
-      call_with(ops::with_weights, query, key, value, options, reduce)));
+      ops::call_with(ops::with_weights, query, key, value, options, reduce)));
 }
 
 }  // namespace qkv
