@@ -42,7 +42,8 @@ struct KvCacheOptions {
   TORCH_ARG(std::optional<double>, softmax_scale) = std::nullopt;
   // With S keys after appending, query i sees keys j <= i + S - L: bottom-right aligned.
   TORCH_ARG(bool, causal) = false;
-  // As in AttentionOptions, and so are alibi_slopes and sinks, [B, H].
+  // As in AttentionOptions, as are softcap, alibi_slopes and sinks, the last two broadcastable to
+  // [B, H].
   TORCH_ARG(std::optional<Window>, window_size) = std::nullopt;
   TORCH_ARG(double, softcap) = 0.0;
   // float32, or the query's dtype, broadcastable to [B, H, L, S] with an S of at least the most
