@@ -12,7 +12,6 @@ padding nor stores what it drops. It needs transformers: `pip install 'qkv[trans
 Without it nothing is, and the first weights are random.
 """
 
-import argparse
 import ast
 import random
 import sysconfig
@@ -27,6 +26,7 @@ from transformers import (
 )
 
 import qkv.integrations.transformers
+from arguments import make_parser
 
 BATCH, LONGEST = 32, 160  # texts in a batch; tokens in a text, the rest of which is cut off
 
@@ -78,15 +78,11 @@ def accuracy(model, tokenizer, texts: list[tuple[str, int]]) -> float:
 
 def main(argv: list[str] | None = None) -> tuple[float, float]:
     """Returns the accuracy on held-out texts before training and after it."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__, steps=150)
     parser.add_argument("--model", help="a name or folder that from_pretrained takes")
     parser.add_argument("--save", help="the folder to write the trained model to")
     parser.add_argument("--attention", choices=("qkv", "torch"), default="qkv")
-    parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    if args.steps < 1:
-        parser.error(f"--steps: expected 1 or more, got {args.steps}")
 
     qkv.integrations.transformers.register()
     torch.manual_seed(args.seed)

@@ -12,7 +12,6 @@ end it times a step of training on torch's math path too, and draws samples into
     python examples/flow.py
 """
 
-import argparse
 import statistics
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from sklearn.svm import SVC
 from torch import Tensor, nn
 
 import qkv
+from arguments import make_parser
 from forces import WAYS
 from qkv.bench.measure import measure
 from vit_digits import load_images
@@ -141,15 +141,7 @@ def draw(path: Path, found: Tensor, real: Tensor) -> None:
 def main(argv: list[str] | None = None) -> tuple[float, dict[str, float]]:
     """Returns the share of samples that a classifier takes for the digit that was asked for, and
     how far they, and others, are from images that the model was not trained on."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--picture", type=Path, default=Path("flow.png"), metavar="FILE.png")
-    args = parser.parse_args(argv)
-    if args.steps < 1:
-        parser.error(f"--steps: expected 1 or more, got {args.steps}")
-    if not args.picture.parent.is_dir():
-        parser.error(f"--picture: there is no folder {args.picture.parent}")
+    args = make_parser(__doc__, steps=1000, picture="flow.png").parse_args(argv)
 
     torch.manual_seed(args.seed)
     images, digits = load_images()

@@ -12,7 +12,6 @@ agreement, and two pictures are written to forces.png.
     python examples/forces.py
 """
 
-import argparse
 import copy
 import ctypes
 import math
@@ -29,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import qkv
+from arguments import make_parser
 from qkv.bench.measure import measure
 
 ATOMS = 255  # with the token that is no atom, 256
@@ -226,15 +226,7 @@ def rms(x: Tensor) -> float:
 def main(argv: list[str] | None = None) -> tuple[float, dict]:
     """Returns the error of the forces on a cluster that the model was not trained on, relative to
     that of 0 in their place, and the table of the comparison with torch."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--picture", type=Path, default=Path("forces.png"), metavar="FILE.png")
-    args = parser.parse_args(argv)
-    if args.steps < 1:
-        parser.error(f"--steps: expected 1 or more, got {args.steps}")
-    if not args.picture.parent.is_dir():
-        parser.error(f"--picture: there is no folder {args.picture.parent}")
+    args = make_parser(__doc__, steps=400, picture="forces.png").parse_args(argv)
 
     torch.manual_seed(args.seed)
     x, energy, force = simulate(CLUSTERS, FRAMES)

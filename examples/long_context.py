@@ -26,6 +26,7 @@ from torch import Tensor
 
 import qkv
 import qkv.distributed as over_ranks
+from arguments import make_parser
 from gpt.data import load_corpus, sample_batch
 from gpt.model import GPT, ModelConfig
 
@@ -155,19 +156,12 @@ def report(args: argparse.Namespace, limited: dict, free: dict, short: list, ran
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=30)
+    parser = make_parser(__doc__, steps=30, picture="long_context.png")
     parser.add_argument("--context", type=int, default=16384, help="bytes (default: 16384)")
     parser.add_argument("--limit", type=int, default=128, help="MiB a process (default: 128)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--picture", type=Path, default="long_context.png", metavar="FILE.png")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     size = int(os.environ.get("WORLD_SIZE", 0))
-    if args.steps < 1:
-        parser.error(f"--steps: expected 1 or more, got {args.steps}")
-    if not args.picture.parent.is_dir():
-        parser.error(f"--picture: there is no folder {args.picture.parent}")
     if not size and not args.alone:
         parser.error(f"start it by: {__doc__.splitlines()[-1].strip()}")
     if not args.alone and (args.context % (2 * size) or SHORT % (2 * size)):

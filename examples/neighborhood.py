@@ -12,7 +12,6 @@ sees are written to neighborhood.png.
     python examples/neighborhood.py
 """
 
-import argparse
 import multiprocessing
 import statistics
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from tabulate import tabulate
 from torch import Tensor, nn
 
 import qkv
+from arguments import make_parser
 from forces import memory_of
 from qkv.bench.measure import measure
 from vit_digits import load_images
@@ -254,17 +254,7 @@ def draw(path: Path, model: Reader, canvas: Tensor, labels: Tensor) -> None:
 def main(argv: list[str] | None = None) -> dict[str, tuple[float, float]]:
     """Returns, of either kind of attention, the share of the digits' pixels that are read correctly
     on canvases of the size that it was trained on, and on larger ones."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--picture", type=Path, default=Path("neighborhood.png"), metavar="FILE.png"
-    )
-    args = parser.parse_args(argv)
-    if args.steps < 1:
-        parser.error(f"--steps: expected 1 or more, got {args.steps}")
-    if not args.picture.parent.is_dir():
-        parser.error(f"--picture: there is no folder {args.picture.parent}")
+    args = make_parser(__doc__, steps=300, picture="neighborhood.png").parse_args(argv)
 
     torch.manual_seed(args.seed)
     images, digits = load_images()

@@ -9,7 +9,6 @@ loss is the same. The model is that of examples/gpt; it needs nothing but torch 
     python examples/packed_documents.py
 """
 
-import argparse
 import ast
 import random
 import sysconfig
@@ -20,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import qkv
+from arguments import make_parser
 from gpt.model import GPT, ModelConfig
 
 LONGEST = 1024  # bytes of a document; the rest is cut off
@@ -75,12 +75,7 @@ def padded_loss(model: GPT, documents: list[Tensor]) -> Tensor:
 
 def main(argv: list[str] | None = None) -> tuple[float, float]:
     """Returns the loss of held-out documents after training, packed and padded."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args(argv)
-    if args.steps < 1:
-        parser.error(f"--steps: expected 1 or more, got {args.steps}")
+    args = make_parser(__doc__, steps=100).parse_args(argv)
 
     torch.manual_seed(args.seed)
     documents, chance = load_documents(), random.Random(args.seed)

@@ -10,7 +10,6 @@ lengths padded into one batch. It needs nothing but torch and qkv.
     python examples/translate.py --attention torch    # the same model on torch's attention
 """
 
-import argparse
 import random
 from datetime import date, timedelta
 
@@ -19,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import qkv
+from arguments import make_parser
 
 SPELLINGS = ("%m/%d/%Y", "%d.%m.%Y", "%Y-%m-%d", "%a %b %d %Y")
 PAD, START, END = 0, 1, 2  # a token is a byte of ASCII; texts have none of these three
@@ -80,13 +80,9 @@ def translate(model: nn.Module, texts: list[str]) -> list[str]:
 
 def main(argv: list[str] | None = None) -> float:
     """Returns the share of days it was not trained on that are written out without a mistake."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__, steps=400)
     parser.add_argument("--attention", choices=("qkv", "torch"), default="qkv")
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    if args.steps < 1:
-        parser.error(f"--steps: expected 1 or more, got {args.steps}")
 
     torch.manual_seed(args.seed)
     pairs = make_pairs(args.seed)

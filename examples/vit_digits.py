@@ -11,14 +11,13 @@ It needs scikit-learn, which ships the 1797 images: `pip install scikit-learn`.
     python examples/vit_digits.py --attention torch    # the same model on torch's attention
 """
 
-import argparse
-
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import qkv
+from arguments import make_parser
 
 PATCH, PATCHES = 2, 16  # pixels on a patch's side; patches in an image
 WIDTH, HEADS, LAYERS, DROPOUT = 64, 4, 2, 0.1
@@ -61,13 +60,9 @@ def load_images() -> tuple[Tensor, Tensor]:
 
 def main(argv: list[str] | None = None) -> float:
     """Returns the share of the test images that are read correctly."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__, steps=400)
     parser.add_argument("--attention", choices=("qkv", "torch"), default="qkv")
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    if args.steps < 1:
-        parser.error(f"--steps: expected 1 or more, got {args.steps}")
 
     torch.manual_seed(args.seed)
     images, digits = load_images()
