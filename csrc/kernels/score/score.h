@@ -11,42 +11,31 @@
 namespace qkv::QKV_ISA {
 
 template <class... Options>
-struct OptionList;
+struct OptionList {
+  static constexpr int kSize = sizeof...(Options);
 
-template <>
-struct OptionList<> {
-  static constexpr int kSize = 0;
+  // Calls each(option, its number) in order.
   template <class Each>
-  QKV_INLINE static void forward(const Each&, int) {}
-  template <class Each>
-  QKV_INLINE static void backward(const Each&, int) {}
-  template <class Holds>
-  QKV_INLINE static bool any(const Holds&) {
-    return false;
-  }
-};
-
-template <class First, class... Rest>
-struct OptionList<First, Rest...> {
-  using Others = OptionList<Rest...>;
-  static constexpr int kSize = 1 + Others::kSize;
-
-  // Calls each(option, its number) in order. `first` is the number of the first one.
-  template <class Each>
-  QKV_INLINE static void forward(const Each& each, int first = 0) {
-    each(First(), first);
-    Others::forward(each, first + 1);
+  QKV_INLINE static void forward(const Each& each) {
+    int number = 0;
+    (each(Options(), number++), ...);
   }
   // The same from the last to the first.
   template <class Each>
-  QKV_INLINE static void backward(const Each& each, int first = 0) {
-    Others::backward(each, first + 1);
-    each(First(), first);
+  QKV_INLINE static void backward(const Each& each) {
+    from_last(each, 0, Options()...);
   }
   // Whether holds(option) for any of them.
   template <class Holds>
   QKV_INLINE static bool any(const Holds& holds) {
-    return holds(First()) || Others::any(holds);
+    return (holds(Options()) || ...);
+  }
+
+ private:
+  template <class Each, class First, class... Rest>
+  QKV_INLINE static void from_last(const Each& each, int number, First first, Rest... rest) {
+    if constexpr (sizeof...(Rest) > 0) from_last(each, number + 1, rest...);
+    each(first, number);
   }
 };
 
