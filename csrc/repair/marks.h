@@ -50,12 +50,11 @@ class SlotMarks {
     begin_ = first / 2 * 2, end_ = separated.slot(end);
     std::fill(row(begin_, tile), row(first, tile), T(0));
     bool hidden = end_ > last;
-    for (int64_t slot = first, next; slot < last; slot = next) {
-      for (next = slot + 1; next < last && separated.key(next) <= separated.key(next - 1) + kNear;)
-        ++next;
-      const int64_t from = separated.key(slot), count = separated.key(next - 1) + 1 - from;
-      mark_pairs(p, tile, from, count, weights + (from - key) * step, step, row(slot, tile));
-      hidden |= keep_slots(separated, tile, slot, next);
+    for (int64_t slot = first, next; slot < last; slot = next) {  // neighbours by one call
+      const int64_t from = separated.key(slot);
+      for (next = slot + 1; next < last && separated.key(next) == from + (next - slot);) ++next;
+      hidden |= mark_pairs(p, tile, from, next - slot, weights + (from - key) * step, step,
+                           row(slot, tile));
     }
     std::fill(row(last, tile), row(end_, tile), T(0));
     return hidden;
@@ -68,28 +67,7 @@ class SlotMarks {
   int64_t count() const { return end_ - begin_; }
 
  private:
-  // Keys this close to each other are marked by one call, together with the finite ones between
-  // them: a call costs as much as a few keys. The number is a guess, not tuned.
-  static constexpr int64_t kNear = 8;
-
   T* row(int64_t slot, const Tile& tile) const { return marks_ + (slot - begin_) * tile.lanes; }
-
-  // At row(slot) are the marks of consecutive keys, from that of `slot` to that of end - 1. Moves
-  // those of the keys that have slots to the rows of these slots. Returns whether a pair of these
-  // keys is hidden.
-  template <class Keys>
-  bool keep_slots(const Keys& separated, const Tile& tile, int64_t slot, int64_t end) const {
-    const T* const marks = row(slot, tile);
-    const int64_t first = separated.key(slot);
-    Vec<T> hidden{};
-    for (; slot < end; ++slot)
-      for (int v = 0; v < tile.lanes; v += kLanes<T>) {
-        const Vec<T> mark = load(marks + (separated.key(slot) - first) * tile.lanes + v);
-        hidden += mark == 0 ? splat(T(1)) : Vec<T>{};
-        store(row(slot, tile) + v, mark);
-      }
-    return any_nonzero<T>(hidden);
-  }
 
   T* marks_;
   int64_t begin_ = 0, end_ = 0;
