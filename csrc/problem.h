@@ -103,14 +103,12 @@ enum class ScoreWay : uint8_t {
 struct MaskMaps;
 
 // A call's inputs and options. Every pointer must be aligned to its element type.
-struct Problem {
+struct Problem : Batch {
   DType dtype = DType::f32;  // of query, key, value, output and their gradients
-  int batch_rank = 0;        // 0: one batch item
-  std::array<int64_t, kMaxBatchRank> batch_sizes{};
-  int64_t heads = 1;     // H
-  int64_t kv_heads = 1;  // Hkv, divides H
-  int64_t seqlen_q = 0;  // L
-  int64_t seqlen_k = 0;  // S
+  int64_t heads = 1;         // H
+  int64_t kv_heads = 1;      // Hkv, divides H
+  int64_t seqlen_q = 0;      // L
+  int64_t seqlen_k = 0;      // S
   // If not null: a span for every batch item, batch_rank is 1, and no item has the L and S above.
   // Without weights: neither ForwardResult::weights nor BackwardArgs::grad_weights.
   const Span* spans = nullptr;
@@ -158,11 +156,6 @@ struct Problem {
 
   int num_threads = 1;
 
-  int64_t batch() const {
-    int64_t n = 1;
-    for (int d = 0; d < batch_rank; ++d) n *= batch_sizes[d];
-    return n;
-  }
   // With spans: the same problem, with L, S and rows of batch item b. It knows the item by the same
   // number, so that all that belongs to batch items is found as before.
   Problem item(int64_t b) const {

@@ -32,10 +32,8 @@ struct RotatedTensor {
   Output output;      // [B..., H, L, D]; of the backward pass, the gradient of `input`
 };
 
-struct Rotation {
+struct Rotation : Batch {
   DType dtype = DType::f32;  // of input and output
-  int batch_rank = 0;
-  std::array<int64_t, kMaxBatchRank> batch_sizes{};
   int64_t seqlen = 0;        // L
   int64_t head_dim = 0;      // D
   int64_t rotary_pairs = 0;  // R / 2
@@ -47,12 +45,6 @@ struct Rotation {
   const int64_t* offsets = nullptr;
   std::array<RotatedTensor, 2> tensors;
   int num_threads = 1;
-
-  int64_t batch() const {
-    int64_t n = 1;
-    for (int d = 0; d < batch_rank; ++d) n *= batch_sizes[d];
-    return n;
-  }
 };
 
 // Outputs with null data are not wanted. Those whose batch strides are 0 get the sum over that
@@ -82,15 +74,5 @@ struct RotationItem {
 // The most positions of an item: their cos and sin, in f32 and for R = 128, are half of a
 // first-level cache of 32 KiB, in which they stay while the heads go by.
 constexpr int64_t kRotationBlock = 32;
-
-// Where batch item `batch` begins in a tensor.
-inline int64_t batch_offset(const Rotation& r, const Strides& strides, int64_t batch) {
-  int64_t offset = 0;
-  for (int d = r.batch_rank - 1; d >= 0; --d) {
-    offset += batch % r.batch_sizes[d] * strides.batch[d];
-    batch /= r.batch_sizes[d];
-  }
-  return offset;
-}
 
 }  // namespace qkv

@@ -31,6 +31,29 @@ struct Strides {
   int64_t head_repeat = 1;
 };
 
+// The batch dimensions of a call. A batch item has one number, the flat index of them all.
+struct Batch {
+  int batch_rank = 0;  // 0: one batch item
+  std::array<int64_t, kMaxBatchRank> batch_sizes{};
+
+  int64_t batch() const {
+    int64_t n = 1;
+    for (int d = 0; d < batch_rank; ++d) n *= batch_sizes[d];
+    return n;
+  }
+};
+
+// Where a batch item begins in a tensor, in elements, and `offset` more. Divisions are avoided
+// where they would change nothing: one takes 10 to 20 cycles, and a small plane is done in 2000.
+inline int64_t batch_offset(const Batch& of, const Strides& strides, int64_t item,
+                            int64_t offset = 0) {
+  for (int d = of.batch_rank - 1; d > 0; --d) {
+    offset += (item % of.batch_sizes[d]) * strides.batch[d];
+    item /= of.batch_sizes[d];
+  }
+  return of.batch_rank > 0 ? offset + item * strides.batch[0] : offset;
+}
+
 struct Input {
   const void* data = nullptr;
   Strides strides;
