@@ -62,10 +62,8 @@ struct RotationTables {
 
   template <class F>
   static void with_elements(const TypedInput& input, int64_t offset, const F& f) {
-    if (input.dtype == DType::f32) return f(static_cast<const float*>(input.data) + offset);
-    if (input.dtype == DType::f64) return f(static_cast<const double*>(input.data) + offset);
-    if (input.dtype == DType::bf16) return f(static_cast<const BFloat16*>(input.data) + offset);
-    f(static_cast<const Float16*>(input.data) + offset);
+    with_type(input.dtype,
+              [&](auto element) { f(static_cast<const decltype(element)*>(input.data) + offset); });
   }
 
   void fill(const Rotation& r, const RotationItem& item, const TypedInput& from, T* to,
