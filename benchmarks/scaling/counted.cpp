@@ -74,7 +74,7 @@ Implementation counted_isa() {
   k.tile_rows = kTileRows, k.lanes = 16, k.key_step = key_step;
   k.forward = forward, k.merge_parts = merge_parts, k.backward = backward;
   k.finish_rows = finish_rows, k.finish_keys = finish_keys;
-  return {"counted", [] { return true; }, k, {}, {}, {}};
+  return {"counted", [] { return true; }, {k}};
 }
 
 }  // namespace

@@ -152,18 +152,15 @@ struct Kernels {
 struct Implementation {
   const char* name;
   bool (*supported)();
-  Kernels f32, f64, bf16, f16;
+  std::array<Kernels, 4> own;  // by DType
   // The instruction set whose kernels serve the dtypes for which this one has none of its own.
   const Implementation* others = nullptr;
   // The same instruction set's kernels of fixed bits; null: those that `others` has.
   const Implementation* fixed_bits = nullptr;
 
   const Kernels& kernels(DType dtype) const {
-    const Kernels& own = dtype == DType::f32    ? f32
-                         : dtype == DType::f64  ? f64
-                         : dtype == DType::bf16 ? bf16
-                                                : f16;
-    return own.forward ? own : others->kernels(dtype);
+    const Kernels& kernels = own[size_t(dtype)];
+    return kernels.forward ? kernels : others->kernels(dtype);
   }
 };
 

@@ -6,9 +6,9 @@
 
 namespace qkv {
 
-const Implementation kAvx512 = {"avx512", [] { return false; }, {}, {}, {}, {}};
-const Implementation kAvx512Bf16 = {"avx512bf16", kAvx512.supported, {}, {}, {}, {}};
-const Implementation kAmx = {"amx", kAvx512.supported, {}, {}, {}, {}};
+const Implementation kAvx512 = {"avx512", [] { return false; }, {}};
+const Implementation kAvx512Bf16 = {"avx512bf16", kAvx512.supported, {}};
+const Implementation kAmx = {"amx", kAvx512.supported, {}};
 
 }  // namespace qkv
 

@@ -46,20 +46,18 @@ constexpr Kernels kernels_of() {
 template <class = void>
 constexpr Implementation complete(const char* name, const Implementation* fixed_bits,
                                   bool (*supported)()) {
-  return {name,
-          supported,
-          kernels_of<float>(),
-          kernels_of<double>(),
-          kernels_of<BFloat16>(),
-          kernels_of<Float16>(),
-          nullptr,
-          fixed_bits};
+  return {
+      name,
+      supported,
+      {kernels_of<float>(), kernels_of<double>(), kernels_of<BFloat16>(), kernels_of<Float16>()},
+      nullptr,
+      fixed_bits};
 }
 // One that multiplies pairs of bf16, and leaves all other dtypes to `others`.
 template <class = void>
 constexpr Implementation of_pairs(const char* name, bool (*supported)(),
                                   const Implementation& others) {
-  return {name, supported, {}, {}, kernels_of<BFloat16>(), {}, &others};
+  return {name, supported, {Kernels{}, Kernels{}, kernels_of<BFloat16>(), Kernels{}}, &others};
 }
 
 }  // namespace qkv::QKV_ISA

@@ -101,10 +101,12 @@ GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(PairsTest);
 INSTANTIATE_TEST_SUITE_P(Isa, PairsTest, ::testing::ValuesIn(pair_isas()),
                          [](const auto& info) { return std::string(info.param); });
 
-TEST_P(PairsTest, AreThere) { ASSERT_TRUE(active_implementation().bf16.multiplies_pairs); }
+TEST_P(PairsTest, AreThere) {
+  ASSERT_TRUE(active_implementation().kernels(DType::bf16).multiplies_pairs);
+}
 
 TEST_P(PairsTest, Gemm) {
-  const Kernels& kernels = active_implementation().bf16;
+  const Kernels& kernels = active_implementation().kernels(DType::bf16);
   for (int64_t rows = 1; rows <= 50; rows += kQuick ? 5 : 1)
     for (int64_t vectors : {1, 2, 3})
       for (int64_t depth : {0, 1, 2, 15, 16, 17, 32, 40})
@@ -160,7 +162,7 @@ bool same_bits(float x, float y) {
 }
 
 TEST_P(PairsTest, EveryBitIsThatOfTheManual) {
-  const Kernels& kernels = active_implementation().bf16;
+  const Kernels& kernels = active_implementation().kernels(DType::bf16);
   const int64_t rows = 7, cols = 2 * kernels.lanes;
   for (int trial = 0; trial < (kQuick ? 20 : 200); ++trial)
     for (int64_t depth : {1, 3, 16}) {
@@ -189,7 +191,7 @@ TEST_P(PairsTest, TwinAndHardwareAgree) {
   const std::vector<const char*> isas = tested_isas();
   if (std::find(isas.begin(), isas.end(), twin) == isas.end())
     GTEST_SKIP() << "no twin was compiled of an instruction set that the CPU has";
-  const int64_t cols = 3 * active_implementation().bf16.lanes;
+  const int64_t cols = 3 * active_implementation().kernels(DType::bf16).lanes;
   const KernelParts& own = active_parts(DType::bf16);
   set_isa(twin.c_str());
   const KernelParts& twins = active_parts(DType::bf16);
@@ -212,7 +214,7 @@ TEST_P(PairsTest, TwinAndHardwareAgree) {
 
 // The memory beside both factors holds NaN, and none gets into the product.
 TEST_P(PairsTest, GemmDoesNotUseItsSurroundings) {
-  const Kernels& kernels = active_implementation().bf16;
+  const Kernels& kernels = active_implementation().kernels(DType::bf16);
   const int64_t rows = 5, cols = kernels.lanes, depth = 3;
   const Array<Pair> a(16 * 16), b(16 * cols);
   const Array<float> c(16 * cols);
@@ -231,7 +233,7 @@ TEST_P(PairsTest, GemmDoesNotUseItsSurroundings) {
 // Rounding of ties, the largest number, infinity, zeros, and numbers of any size. Subnormal ones
 // become zeros.
 TEST_P(PairsTest, Rounding) {
-  const Kernels& kernels = active_implementation().bf16;
+  const Kernels& kernels = active_implementation().kernels(DType::bf16);
   const int64_t lanes = 2 * kernels.lanes;
   std::vector<float> numbers = {0.f,         -0.f,        INFINITY, -INFINITY, 3.4e38f, -3.4e38f,
                                 1.00390625f, 1.01171875f, 1e-37f,   1e-39f,    -1e-40f, 0x1p-126f};
@@ -265,7 +267,7 @@ TEST_P(PairsTest, Rounding) {
 // Two blocks of keys, one after the other, against exponentials in double. Lane 0 sees no key, and
 // in lane 1 the second block has by far the largest score.
 TEST_P(PairsTest, SoftmaxRoundsAndPairsWeightsAndAddsUpBoth) {
-  const Kernels& kernels = active_implementation().bf16;
+  const Kernels& kernels = active_implementation().kernels(DType::bf16);
   for (int64_t lanes : {kernels.lanes, 2 * kernels.lanes})
     for (int64_t keys : {1, 2, 7, 32, 41}) {
       const Array<float> scores(2 * keys * lanes), weights(2 * keys * lanes);
@@ -314,7 +316,7 @@ TEST_P(PairsTest, SoftmaxRoundsAndPairsWeightsAndAddsUpBoth) {
 
 // Behind the last column, memory may hold anything, and the last column's pair must not have it.
 TEST_P(PairsTest, AnOddColumnIsPairedWithZero) {
-  const Kernels& kernels = active_implementation().bf16;
+  const Kernels& kernels = active_implementation().kernels(DType::bf16);
   const int64_t lanes = 2 * kernels.lanes;
   const Array<float> in(2 * lanes);
   std::fill_n(in.data(), in.size(), std::numeric_limits<float>::quiet_NaN());
@@ -326,7 +328,7 @@ TEST_P(PairsTest, AnOddColumnIsPairedWithZero) {
 }
 
 TEST_P(PairsTest, NanStaysNan) {
-  const Kernels& kernels = active_implementation().bf16;
+  const Kernels& kernels = active_implementation().kernels(DType::bf16);
   const int64_t lanes = 2 * kernels.lanes;
   const Array<float> in(lanes);
   std::fill_n(in.data(), lanes, float_of_bits(0x7F800001));
