@@ -13,10 +13,25 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common/half.h"
 #include "common/strides.h"
 #include "common/visible.h"
 
 namespace qkv {
+
+// The type of a floating mask's elements: both types are in one order.
+constexpr MaskType mask_type(DType dtype) { return MaskType(int(MaskType::f32) + int(dtype)); }
+static_assert(mask_type(DType::f64) == MaskType::f64 && mask_type(DType::f16) == MaskType::f16);
+
+// Calls f(M{}) for the type M of a mask's elements, which are bytes of a boolean one; not at all if
+// there is no mask.
+template <class F>
+void with_elements(MaskType type, const F& f) {
+  if (type == MaskType::boolean)
+    f(uint8_t{});
+  else if (type != MaskType::none)
+    with_type(DType(int(type) - int(MaskType::f32)), f);
+}
 
 // The sizes of a square. 16 queries are a tile of f32 on AVX2 and half of one on AVX-512; squares
 // as high as the largest tile would show more than smaller tiles see.

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
-#include "common/mask_elements.h"
 #include "common/mask_map.h"
 
 namespace qkv {
@@ -48,22 +48,22 @@ struct Columns {
   }
 };
 
-// What a floating mask has where it hides: the bits of -inf. Those of zero have at most the sign.
-template <class Unsigned, Unsigned bits>
-struct Bits {
-  using U = Unsigned;
-  static constexpr U kHides = bits;
-};
+// The bits of an element of a mask.
 template <class M>
-struct MaskBits;
-template <>
-struct MaskBits<float> : Bits<uint32_t, 0xFF800000> {};
-template <>
-struct MaskBits<double> : Bits<uint64_t, 0xFFF0000000000000> {};
-template <>
-struct MaskBits<BFloat16> : Bits<uint16_t, 0xFF80> {};
-template <>
-struct MaskBits<Float16> : Bits<uint16_t, 0xFC00> {};
+using BitsOf = std::conditional_t<
+    sizeof(M) == 8, uint64_t,
+    std::conditional_t<sizeof(M) == 4, uint32_t, std::conditional_t<sizeof(M) == 2, uint16_t, M>>>;
+
+// What a mask has where it hides: the bits of -inf, or, if it is boolean, 0.
+template <class M>
+BitsOf<M> bits_that_hide() {
+  BitsOf<M> bits = 0;
+  if constexpr (!std::is_same_v<M, uint8_t>) {
+    const M hides = narrow<M>(Compute<M>(-HUGE_VAL));
+    std::memcpy(&bits, &hides, sizeof bits);
+  }
+  return bits;
+}
 
 // The first and the last column in which `seen` is not 0.
 template <class U>
@@ -75,38 +75,25 @@ MapSquare square_of(const Columns<U>& seen, int64_t cols, bool is_plain) {
   return {uint8_t(begin), uint8_t(end), is_plain};
 }
 
-// The square of a boolean mask is plain where no byte is 0.
-inline MapSquare draw_square(const MaskRows<uint8_t>& mask) {
-  Columns<uint8_t> seen, hidden;
-  for (int64_t r = 0; r < mask.rows; ++r) {
-    const Columns<uint8_t> row(mask.data + r * mask.row, mask.col, mask.cols);
-    for (int n = 0; n < row.kVectors; ++n) {
-      seen.of[n] |= row.of[n];
-      hidden.of[n] |= (Columns<uint8_t>::Vector)(row.of[n] == 0);
-    }
-  }
-  return square_of(seen, mask.cols, !hidden.any());
-}
-
-// That of a floating one where all numbers are 0. Rows are looked at from the last to the first,
-// since under a causal mask the last one sees most, and only until nothing can change any more: of
-// a bias that hides nothing and is nowhere 0, one row in kMapQueries is read.
+// A square is plain where a boolean mask hides nothing, and where all numbers of a floating one are
+// 0, of which no bit is set but the sign. Rows are looked at from the last to the first, since
+// under a causal mask the last one sees most, and only until nothing can change any more: of a bias
+// that hides nothing and is nowhere 0, one row in kMapQueries is read.
 template <class M>
 MapSquare draw_square(const MaskRows<M>& mask) {
-  using U = typename MaskBits<M>::U;
-  Columns<U> seen;
-  bool is_plain = true;
+  using Bits = Columns<BitsOf<M>>;
+  const BitsOf<M> hides = bits_that_hide<M>();
+  Bits seen, changed;
   for (int64_t r = mask.rows - 1; r >= 0; --r) {
-    const Columns<U> row(mask.data + r * mask.row, mask.col, mask.cols);
-    Columns<U> numbers;
+    const Bits row(mask.data + r * mask.row, mask.col, mask.cols);
     for (int n = 0; n < row.kVectors; ++n) {
-      seen.of[n] |= (typename Columns<U>::Vector)(row.of[n] != MaskBits<M>::kHides);
-      numbers.of[n] = row.of[n] << 1;
+      const auto shows = (typename Bits::Vector)(row.of[n] != hides);
+      seen.of[n] |= shows;
+      changed.of[n] |= std::is_same_v<M, uint8_t> ? ~shows : row.of[n] << 1;
     }
-    is_plain = is_plain && !numbers.any();
-    if (!is_plain && seen[0] && seen[mask.cols - 1]) break;
+    if (seen[0] && seen[mask.cols - 1] && changed.any()) break;
   }
-  return square_of(seen, mask.cols, is_plain);
+  return square_of(seen, mask.cols, !changed.any());
 }
 
 // The keys, of so many, that a row of squares shows, from the squares of these columns.

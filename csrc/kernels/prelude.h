@@ -24,7 +24,6 @@
 
 #include "attention.h"
 #include "common/half.h"
-#include "common/mask_elements.h"
 #include "common/mask_map.h"
 #include "common/philox.h"
 #include "common/strides.h"

@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "call/dtypes.h"
-#include "common/mask_elements.h"
+#include "common/mask_map.h"
 #include "common/philox.h"
 #include "tensors/option_numbers.h"
 
