@@ -9,7 +9,6 @@
 #include "mask_maps.h"
 #include "pass.h"
 #include "plan.h"
-#include "row_items.h"
 #include "threads/parallel.h"
 
 namespace qkv {
@@ -30,32 +29,21 @@ bool sums_any_row(const Problem& p, const BackwardArgs& a) {
   return false;
 }
 
-// What the weights of rows add up to (common/row_sums.h), for the length of a backward pass.
-class RowSums {
- public:
-  // Computes them in parallel, if any row of the problem wants them.
-  RowSums(const Problem& p, const BackwardArgs& args) : args_(args) {
-    const DType type = compute_type(p.dtype);
-    if (!(type == DType::f64 ? sums_any_row<double>(p, args) : sums_any_row<float>(p, args)))
-      return;
-    Input& sums = args_.row_sums;
-    memory_.emplace(size_t(lay_out_row_sums(p, sums.strides) * size_of(type)));
-    sums.data = memory_->data();
-    const Output to{memory_->data(), sums.strides};
-    const Kernels& kernels = kernels_for(p, args);
-    for_each_row_item(p, kernels,
-                      [&](const Problem& item, const ForwardItem& rows, void* workspace) {
-                        return kernels.row_sums(item, args, to, rows, workspace);
-                      });
-  }
-
-  // The arguments, with BackwardArgs::row_sums.
-  const BackwardArgs& args() const { return args_; }
-
- private:
-  BackwardArgs args_;
-  std::optional<Buffer> memory_;
-};
+// Makes BackwardArgs::row_sums (common/row_sums.h), in parallel and in `memory`, if any row of the
+// problem wants them.
+void add_up_rows(const Problem& p, BackwardArgs& args, std::optional<Buffer>& memory) {
+  const DType type = compute_type(p.dtype);
+  if (!(type == DType::f64 ? sums_any_row<double>(p, args) : sums_any_row<float>(p, args))) return;
+  Output sums;
+  memory.emplace(size_t(lay_out_row_sums(p, sums.strides) * size_of(type)));
+  sums.data = memory->data();
+  const Kernels& kernels = kernels_for(p, args);
+  const auto run = [&](const Problem& item, const ForwardItem& rows, void* workspace) {
+    return kernels.row_sums(item, args, sums, rows, workspace);
+  };
+  for_each_row_item(p, kernels, run);
+  args.row_sums = {sums.data, sums.strides};
+}
 
 void run_together(const Problem& p, const BackwardArgs& args,
                   const std::vector<Stretch>& stretches) {
@@ -112,8 +100,10 @@ void attention_backward(const Problem& p, const BackwardArgs& args) {
   clear_grad_tables(p, args);
   if (stretches.empty()) return;
   const MappedProblem mapped(p);
-  const RowSums sums(*mapped, args);
-  (in_turn && stretches.size() > 1 ? run_in_turn : run_together)(*mapped, sums.args(), stretches);
+  BackwardArgs summed = args;
+  std::optional<Buffer> memory;
+  add_up_rows(*mapped, summed, memory);
+  (in_turn && stretches.size() > 1 ? run_in_turn : run_together)(*mapped, summed, stretches);
 }
 
 }  // namespace qkv

@@ -1,19 +1,21 @@
-// The forward pass: how a stretch of batch items is cut into work items, and what each item does.
+// Passes in which every row stands for itself: the forward pass, hard attention, forward-mode
+// derivatives, and the sums that the backward pass needs of some rows. How a stretch of batch items
+// is cut into work items, and what each item does.
 //
 // An item is some rows of one plane against one split of its keys. Where keys are split, each split
 // leaves a part of each row's output in memory, and a second phase merges them. If there are
 // planes enough for all threads, an item is a whole plane instead (by plane): it takes split after
 // split and merges at the end, and its parts are in its thread's memory. Both give the same bits.
 //
-// Where the weights are wanted, keys are not split. If the weights of all heads are added up, an
-// item is the same rows of all planes of a batch item, one plane after the other.
+// Only the forward pass splits keys, and not where the weights are wanted. If the weights of all
+// heads are added up, an item is the same rows of all planes of a batch item, one plane after the
+// other.
 #include <algorithm>
 #include <numeric>
 #include <optional>
 
-#include "attention.h"
+#include "attention_jvp.h"
 #include "common/workspace.h"
-#include "dispatch/kernel_table.h"
 #include "mask_maps.h"
 #include "pass.h"
 
@@ -37,25 +39,27 @@ constexpr int64_t kFewQueries = 16;
 // fit into a second-level cache of 1 MiB.
 constexpr int64_t kWeightsBytes = int64_t(512) << 10;
 
-// The forward pass of one stretch, for Pass.
-class ForwardTask {
+// The pass of one stretch, for Pass.
+class RowTask {
  public:
-  // `item`: the problem of any batch item of the stretch.
-  ForwardTask(const Problem& call, const ForwardResult& result, const Stretch& stretch,
-              const Problem& item)
+  // `result`, and `item`, the problem of any batch item of the stretch: see for_each_row_item.
+  RowTask(const Problem& call, const Kernels& kernels, const RowKernel& kernel,
+          const ForwardResult* result, const Stretch& stretch, const Problem& item)
       : p_(call),
+        kernels_(kernels),
+        kernel_(kernel),
         result_(result),
         stretch_(stretch),
-        kernels_(kernels_for(p_)),
         planes_(item, stretch.count, 1),
         seqlen_k_(item.seqlen_k),
         first_split_(seqlen_k_),
-        element_(size_of(compute_type(p_.dtype))) {
-    if (!result_.weights.data) split_keys(item);
-    if (result_.weights.data && result_.weights.strides.head == 0) item_planes_ = p_.kv_heads;
+        element_(size_of(compute_type(p_.dtype))),
+        keeps_weights_(result && result->weights.data),
+        sums_heads_(keeps_weights_ && result->weights.strides.head == 0),
+        item_planes_(sums_heads_ ? p_.kv_heads : 1) {
+    if (result && !keeps_weights_) split_keys(item);
   }
 
-  // About how many floating-point operations all planes take.
   double flops() const { return double(planes_.count) * planes_.flops; }
   // Decides how many rows an item has, and in which order items go. No row's result depends on the
   // other rows of its item, so this may follow the number of threads.
@@ -66,7 +70,7 @@ class ForwardTask {
       item_rows_ = even_rows(item_rows_, planes_.rows, kernels_.tile_rows, planes_.count * splits_,
                              team.threads);
     call_rows_ = item_rows_;
-    if (result_.weights.data) limit_kept_weights();
+    if (keeps_weights_) limit_kept_weights();
     row_items_ = ceil_div(planes_.rows, item_rows_);
     // With so many threads none gets two items of a plane in a row, whose keys it would have in its
     // cache: on two threads the order by rows takes 3 to 5 % longer (Zen 3, causal shapes of
@@ -89,7 +93,6 @@ class ForwardTask {
     if (!by_plane_) parts_ = arena.take<char>(planes_.count * parts_bytes_);
   }
 
-  // The phases, in their order; `index` counts the items of one. The first runs the kernel.
   Items items() const {
     const int64_t each = by_plane_ ? 1 : row_items_ * splits_;
     return {planes_.count / item_planes_ * each,
@@ -139,7 +142,7 @@ class ForwardTask {
     call_rows_ = item_rows_ = std::min(item_rows_, most_tiles * kernels_.tile_rows);
     // The heads of a group add to the same elements, and no two items may: an item has all rows of
     // its queries.
-    if (result_.weights.strides.head != 0) return;
+    if (!sums_heads_) return;
     const int64_t whole_queries = std::lcm(kernels_.tile_rows, p_.group());
     item_rows_ = ceil_div(item_rows_, whole_queries) * whole_queries;
   }
@@ -169,7 +172,7 @@ class ForwardTask {
   // The workspace of a kernel.
   size_t kernel_bytes() const {
     const ItemProblem item(p_, stretch_.first);
-    return kernels_.forward(*item, result_, kernel_item(0, 0, 0, planes_.rows), nullptr);
+    return kernel_(*item, kernel_item(0, 0, 0, planes_.rows), nullptr);
   }
 
   void run_rows(int64_t index, void* workspace) const {
@@ -210,47 +213,74 @@ class ForwardTask {
       item.partial_max = plane_parts + output_bytes_ + at * element_;
       item.partial_lse = plane_parts + output_bytes_ + max_bytes_ + at * element_;
     }
-    kernels_.forward(p, result_, item, workspace);
+    kernel_(p, item, workspace);
   }
 
   void merge(const Problem& p, int64_t plane, int64_t row, char* plane_parts) const {
-    kernels_.merge_parts(p, result_,
+    kernels_.merge_parts(p, *result_,
                          {stretch_.plane(p, plane), row, plane_parts, plane_parts + output_bytes_,
                           plane_parts + output_bytes_ + max_bytes_, splits_, planes_.rows});
   }
 
   const Problem& p_;  // of the call
-  const ForwardResult& result_;
-  const Stretch stretch_;
   const Kernels& kernels_;
+  const RowKernel& kernel_;
+  const ForwardResult* const result_;
+  const Stretch stretch_;
   Planes planes_;
   int64_t seqlen_k_;        // of each item
   int64_t splits_ = 1;      // of a plane
   int64_t split_keys_ = 0;  // the keys of a split
   int64_t first_split_;     // the end of the first split
   int64_t item_rows_ = 0,
-          row_items_ = 0;    // the rows of an item, and how many such items a plane has
-  int64_t call_rows_ = 0;    // the rows that a kernel is called with
-  int64_t item_planes_ = 1;  // the planes whose rows an item has
+          row_items_ = 0;  // the rows of an item, and how many such items a plane has
+  int64_t call_rows_ = 0;  // the rows that a kernel is called with
   bool by_plane_ = false;
   // Whether the dearest items of all planes go first, and not the planes one after the other.
   bool by_rows_ = false;
   // The parts of one plane: outputs [splits, rows, Dv], in output_bytes_, then their largest scores
   // [splits, rows], in max_bytes_, and log-sum-exps. `element_` is the size of one number.
   int64_t element_, output_bytes_ = 0, max_bytes_ = 0, parts_bytes_ = 0;
+  // Whether the forward pass leaves its weights, and whether those of all heads are added up.
+  bool keeps_weights_, sums_heads_;
+  int64_t item_planes_;    // the planes whose rows an item has
   char* parts_ = nullptr;  // [planes, parts_bytes_], unless by plane
 };
 
 }  // namespace
 
-void attention_forward(const Problem& problem, const ForwardResult& result) {
-  if (!problem.spans && problem.seqlen_q == 0) return;
-  const MappedProblem mapped(problem);
-  const std::vector<Stretch> stretches = stretches_of(problem);
-  Pass<ForwardTask> pass(stretches.size(), problem.num_threads);
+void for_each_row_item(const Problem& p, const Kernels& kernels, const RowKernel& kernel,
+                       const ForwardResult* result) {
+  if (!p.spans && p.seqlen_q == 0) return;
+  const std::vector<Stretch> stretches = stretches_of(p);
+  Pass<RowTask> pass(stretches.size(), p.num_threads);
   for (const Stretch& stretch : stretches)
-    pass.add(*mapped, result, stretch, *ItemProblem(*mapped, stretch.first));
+    pass.add(p, kernels, kernel, result, stretch, *ItemProblem(p, stretch.first));
   pass.run();
+}
+
+void attention_forward(const Problem& problem, const ForwardResult& result) {
+  const Kernels& kernels = kernels_for(problem);
+  const auto run = [&](const Problem& p, const ForwardItem& rows, void* workspace) {
+    return kernels.forward(p, result, rows, workspace);
+  };
+  for_each_row_item(*MappedProblem(problem), kernels, run, &result);
+}
+
+void attention_hard(const Problem& problem, const HardResult& result) {
+  const Kernels& kernels = kernels_for(problem);
+  const auto run = [&](const Problem& p, const ForwardItem& rows, void* workspace) {
+    return kernels.hard(p, result, rows, workspace);
+  };
+  for_each_row_item(*MappedProblem(problem), kernels, run);
+}
+
+void attention_jvp(const Problem& problem, const JvpArgs& args, const JvpResult& result) {
+  const Kernels& kernels = jvp_kernels(problem);
+  const auto run = [&](const Problem& p, const ForwardItem& rows, void* workspace) {
+    return kernels.jvp(p, args, result, rows, workspace);
+  };
+  for_each_row_item(*MappedProblem(problem), kernels, run);
 }
 
 }  // namespace qkv

@@ -12,9 +12,10 @@
 
 namespace qkv {
 
-// A Task is one job, cut into items: ForwardTask, BackwardTask or RowTask. plan() decides how, when
-// all the work of the call is known; take_memory() follows, and then the items of two phases, run()
-// and finish().
+// A Task is one job, cut into items: RowTask (forward.cpp), BackwardTask or RotationTask. flops()
+// is about how many floating-point operations it takes. plan() decides how it is cut, when all the
+// work of the call is known; take_memory() follows, and then two phases: run() does the items() of
+// the first, in a workspace, and finish() the last_items().
 template <class Task>
 class Pass {
  public:

@@ -8,9 +8,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "attention.h"
 #include "common/visible.h"
+#include "dispatch/kernel_table.h"
 #include "stretch.h"
 #include "threads/parallel.h"
 
@@ -80,5 +82,15 @@ inline int64_t even_rows(int64_t most, int64_t rows, int64_t tile_rows, int64_t 
     if (time(each) < time(best)) best = each;
   return best * tile_rows;
 }
+
+// A kernel in whose pass every row stands for itself (forward.cpp); it returns how much workspace
+// it needs, as those of Kernels do.
+using RowKernel =
+    std::function<size_t(const Problem& item, const ForwardItem& rows, void* workspace)>;
+
+// Runs the kernel, one of `kernels`, on items that together have every row of every plane of the
+// problem, in parallel. `result` is that of Kernels::forward; without, rows see all keys at once.
+void for_each_row_item(const Problem& problem, const Kernels& kernels, const RowKernel& kernel,
+                       const ForwardResult* result = nullptr);
 
 }  // namespace qkv
