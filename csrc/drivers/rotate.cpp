@@ -4,9 +4,8 @@
 #include <algorithm>
 
 #include "common/half.h"
-#include "common/workspace.h"
 #include "dispatch/kernel_table.h"
-#include "threads/parallel.h"
+#include "pass.h"
 
 namespace qkv {
 namespace {
@@ -45,31 +44,44 @@ void add_up(const Rotation& r, T* parts, int64_t n, int64_t size, const TypedOut
   });
 }
 
-class RotationPass {
+// The only job of its Pass.
+class RotationTask {
  public:
-  RotationPass(const Rotation& r, const RotationGradients* gradients)
+  RotationTask(const Rotation& r, const RotationGradients* gradients)
       : r_(r),
         gradients_(gradients),
         kernels_(active_kernels(r.dtype)),
         blocks_(ceil_div(r.seqlen, kRotationBlock)),
         items_(r.batch() * blocks_) {}
 
-  void run() {
-    const double numbers =
-        double(r_.seqlen) * double(r_.head_dim) * double(r_.tensors[0].heads + r_.tensors[1].heads);
-    const double flops = kFlopsOfNumber * numbers * (gradients_ ? 2 : 1);
-    Threads threads{usable_threads(r_.num_threads, flops * double(r_.batch())), 1};
-    threads.working = int(std::clamp<int64_t>(items_, 1, threads.team));
-    const size_t bytes = items_ ? kernels_.rotate(r_, item(0), nullptr) : 0;
-    const Buffer buffer(lay_out(nullptr, bytes, threads.working));
-    lay_out(buffer.data(), bytes, threads.working);
-    parallel_phases(threads, 1,
-                    {{[&](int64_t) { return Items{items_, flops / double(blocks_)}; },
-                      [&](const Item& i) {
-                        kernels_.rotate(r_, item(i.index), workspaces_ + size_t(i.thread) * bytes);
-                      },
-                      true},
-                     {[&](int64_t) { return sums(); }, [&](const Item& i) { add(i.index); }}});
+  double flops() const {
+    const double heads = double(r_.tensors[0].heads + r_.tensors[1].heads);
+    const double numbers = double(r_.seqlen) * double(r_.head_dim) * heads * double(r_.batch());
+    return kFlopsOfNumber * numbers * (gradients_ ? 2 : 1);
+  }
+  void plan(const Team&) const {}
+  size_t workspace_bytes() const { return items_ ? kernels_.rotate(r_, item(0), nullptr) : 0; }
+  void take_memory(Arena& arena) {
+    for (size_t t = 0; gradients_ && t < 2; ++t) {
+      if (wants_tables()) tables_[t] = arena.take<char>(r_.batch() * r_.seqlen * table_row());
+      if (gradients_->grad_weight[t].data) weights_[t] = arena.take<double>(items_ * r_.head_dim);
+    }
+  }
+
+  Items items() const { return {items_, flops() / double(items_)}; }
+  void run(int64_t index, void* workspace) const { kernels_.rotate(r_, item(index), workspace); }
+  Items last_items() const {
+    if (!gradients_) return {};
+    const int64_t of_weights = 2 * ceil_div(r_.head_dim, kNumbers);
+    return {table_items() + of_weights, double(items_ * kNumbers)};
+  }
+  void finish(int64_t index) const {
+    if (index < table_items()) return add_tables(index * kRotationBlock);
+    const int64_t t = (index - table_items()) % 2, n = (index - table_items()) / 2 * kNumbers;
+    const TypedOutput& to = gradients_->grad_weight[t];
+    if (to.data)
+      add_up(r_, weights_[t], blocks_, r_.head_dim, to, r_.head_dim, n,
+             std::min(r_.head_dim, n + kNumbers));
   }
 
  private:
@@ -87,33 +99,10 @@ class RotationPass {
     return item;
   }
 
-  size_t lay_out(void* memory, size_t bytes, int working) {
-    Arena arena(memory);
-    workspaces_ = arena.take<char>(int64_t(bytes) * working);
-    for (size_t t = 0; gradients_ && t < 2; ++t) {
-      if (wants_tables()) tables_[t] = arena.take<char>(r_.batch() * r_.seqlen * table_row());
-      if (gradients_->grad_weight[t].data) weights_[t] = arena.take<double>(items_ * r_.head_dim);
-    }
-    return arena.used();
-  }
-
   // An item of the second phase is a block of positions of both tables, or so many numbers of a
   // weight.
   static constexpr int64_t kNumbers = 16;
   int64_t table_items() const { return wants_tables() ? blocks_ : 0; }
-  Items sums() const {
-    if (!gradients_) return {};
-    const int64_t of_weights = 2 * ceil_div(r_.head_dim, kNumbers);
-    return {table_items() + of_weights, double(items_ * kNumbers)};
-  }
-  void add(int64_t index) const {
-    if (index < table_items()) return add_tables(index * kRotationBlock);
-    const int64_t t = (index - table_items()) % 2, n = (index - table_items()) / 2 * kNumbers;
-    const TypedOutput& to = gradients_->grad_weight[t];
-    if (to.data)
-      add_up(r_, weights_[t], blocks_, r_.head_dim, to, r_.head_dim, n,
-             std::min(r_.head_dim, n + kNumbers));
-  }
   void add_tables(int64_t first) const {
     const int64_t columns = r_.rotary_pairs, begin = first * columns;
     const int64_t end = std::min(r_.seqlen, first + kRotationBlock) * columns;
@@ -132,17 +121,22 @@ class RotationPass {
   const RotationGradients* const gradients_;
   const Kernels& kernels_;
   const int64_t blocks_, items_;
-  char* workspaces_ = nullptr;
   std::array<char*, 2> tables_{};     // [B, L, R / 2] of cos and of sin
   std::array<double*, 2> weights_{};  // [B, blocks, D]
 };
 
+void rotate(const Rotation& rotation, const RotationGradients* gradients) {
+  Pass<RotationTask> pass(1, rotation.num_threads);
+  pass.add(rotation, gradients);
+  pass.run();
+}
+
 }  // namespace
 
-void rotation_forward(const Rotation& rotation) { RotationPass(rotation, nullptr).run(); }
+void rotation_forward(const Rotation& rotation) { rotate(rotation, nullptr); }
 
 void rotation_backward(const Rotation& rotation, const RotationGradients& gradients) {
-  RotationPass(rotation, &gradients).run();
+  rotate(rotation, &gradients);
 }
 
 }  // namespace qkv
