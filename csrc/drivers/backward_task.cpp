@@ -169,7 +169,7 @@ void BackwardTask::run(int64_t index, void* workspace) {
 void BackwardTask::run_group(int64_t its_class, int64_t group, void* workspace) const {
   const int64_t groups = groups_.count();
   Arena arena(workspace);
-  const PlaneSums::Memory memory = sums_.take(arena);
+  const BackwardSums memory = sums_.take(arena);
   void* const own = arena.take<char>(0);
   groups_.clear(group, its_class);
   const int64_t begin = sharing_.positions() * group / groups;
@@ -190,7 +190,7 @@ void BackwardTask::run_group(int64_t its_class, int64_t group, void* workspace) 
 }
 
 void BackwardTask::run_plane(const BackwardArgs& args, const Plane& plane, const Plane* next,
-                             const PlaneSums::Memory& memory, void* workspace) const {
+                             const BackwardSums& memory, void* workspace) const {
   const ItemProblem item(p_, plane.batch);
   const BackwardSums first = sums_.of_part(*item, plane, 0, memory);
   for (int64_t part = 0; part < grid_.parts(); ++part) {
@@ -242,7 +242,7 @@ void BackwardTask::run_turn(const Turn& turn, void* workspace) {
       stretch_.plane(p_, sharing_.plane(turn.plane % classes(), turn.plane / classes()));
   const ItemProblem item(p_, own.batch);
   Arena arena(memory_ + turn.plane % waiting_planes_ * sums_.bytes());
-  const PlaneSums::Memory memory = sums_.take(arena);
+  const BackwardSums memory = sums_.take(arena);
   run_cell(*item, args_, own, turn.part, cell, sums_.of_part(*item, own, turn.part, memory),
            workspace);
   advance(rows, cell.row_rank + 1);

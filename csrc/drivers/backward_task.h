@@ -36,17 +36,14 @@ class BackwardTask {
   BackwardTask(const Problem& call, const BackwardArgs& args, const Stretch& stretch,
                const Problem& item);
 
-  // About how many floating-point operations all planes take.
   double flops() const { return double(planes_) * plane_flops_; }
   // Chooses between the two orders of work.
   void plan(const Team& team);
   // Takes the order by class, whatever else there is to do.
   void plan_by_class();
 
-  size_t workspace_bytes() const;  // of a thread
+  size_t workspace_bytes() const;
   void take_memory(Arena& arena);
-
-  // The phases, in their order; `index` counts the items of one. The first runs the kernel.
   Items items() const;
   void run(int64_t index, void* workspace);
   Items last_items() const;  // an item adds up GradMask::each of one class, over its groups
@@ -75,7 +72,7 @@ class BackwardTask {
                 const Plane* next = nullptr) const;
   // next: the plane after it; null: not known.
   void run_plane(const BackwardArgs& args, const Plane& plane, const Plane* next,
-                 const PlaneSums::Memory& memory, void* workspace) const;
+                 const BackwardSums& memory, void* workspace) const;
   void run_group(int64_t its_class, int64_t group, void* workspace) const;
   void run_turn(const Turn& turn, void* workspace);
   // Whether the cell is the last of its rows in this part of the keys.

@@ -20,10 +20,6 @@ void store_row(const Problem& p, const Output& to, int64_t batch, int64_t head, 
   });
 }
 
-void* element_of(const Problem& p, const Output& to, int64_t offset) {
-  return static_cast<char*>(to.data) + offset * size_of(p.dtype);
-}
-
 double sum_of(const double* from, int64_t count, int64_t step) {
   double sum = 0;
   for (int64_t i = 0; i < count; ++i) sum += from[i * step];
@@ -44,7 +40,7 @@ PlaneSums::PlaneSums(const Problem& p, const BackwardArgs& args, const Kernels& 
       element_(size_of(compute_type(p.dtype))),
       rows_(group_ * p.seqlen_q),
       keys_(p.seqlen_k),
-      blocks_((rows_ + kGradRows - 1) / kGradRows),
+      blocks_(ceil_div(rows_, kGradRows)),
       query_in_place_(parts_ == 1 && is_sum(p, args.grad_query, p.head_dim)),
       key_in_place_(are_keys_sum(p, args.grad_key, p.head_dim)),
       value_in_place_(are_keys_sum(p, args.grad_value, p.head_dim_v)),
@@ -63,24 +59,26 @@ bool PlaneSums::are_keys_sum(const Problem& p, const Output& grad, int64_t dim) 
   return is_sum(p, grad, dim) && grad.strides.row == dim && keys_ * dim * element_ > kSmallBytes;
 }
 
-PlaneSums::Memory PlaneSums::take(Arena& arena) const {
-  const auto rows = [&](const Output& grad, bool in_place, int64_t count, int64_t dim) {
+BackwardSums PlaneSums::take(Arena& arena) const {
+  const auto rows = [&](const Output& grad, bool in_place, int64_t count, int64_t dim) -> void* {
     const bool takes = grad.data && !in_place;
     return takes ? arena.take<char>(count * padded(dim) * element_) : nullptr;
   };
-  Memory memory{rows(args_.grad_query, query_in_place_, parts_ * rows_, head_dim_),
-                arena.take<QuerySums>(parts_ * blocks_),
-                rows(args_.grad_key, key_in_place_, keys_, head_dim_),
-                rows(args_.grad_value, value_in_place_, keys_, head_dim_v_)};
+  BackwardSums own;
+  own.query_head = padded(head_dim_), own.query_row = group_ * own.query_head;
+  own.grad_query = rows(args_.grad_query, query_in_place_, parts_ * rows_, head_dim_);
+  own.query_sums = arena.take<QuerySums>(parts_ * blocks_);
+  own.grad_key = rows(args_.grad_key, key_in_place_, keys_, head_dim_);
+  own.grad_value = rows(args_.grad_value, value_in_place_, keys_, head_dim_v_);
   for (int n = 0; n < kHeadNumbers; ++n)
     if (is_sum_over_keys(n) && args_.grad_by_head[n].data)
-      memory.by_head[n] = arena.take<double>(parts_ * blocks_ * group_);
+      own.by_head[n] = arena.take<double>(parts_ * blocks_ * group_);
   for (int m = 0; m < kMasks; ++m) {
     const GradMask& grad = args_.grad_masks[m];
-    if (grad.queries.data) memory.mask_rows[m] = arena.take<double>(parts_ * rows_);
-    if (grad.keys.data) memory.mask_keys[m] = arena.take<char>(keys_ * group_ * element_);
+    if (grad.queries.data) own.mask_rows[m] = arena.take<double>(parts_ * rows_);
+    if (grad.keys.data) own.mask_keys[m] = arena.take<char>(keys_ * group_ * element_);
   }
-  return memory;
+  return own;
 }
 
 int64_t PlaneSums::bytes() const {
@@ -90,36 +88,35 @@ int64_t PlaneSums::bytes() const {
 }
 
 BackwardSums PlaneSums::of_part(const Problem& p, const Plane& plane, int64_t part,
-                                const Memory& memory) const {
-  const auto of_keys = [&](const Output& grad, bool in_place, char* own) -> void* {
-    if (!grad.data || !in_place) return own;
-    return element_of(p, grad, key_offset(p, grad.strides, plane));
+                                const BackwardSums& own) const {
+  const auto in_place = [&](const Output& grad, int64_t offset) {
+    return element_at<char>(grad, offset * element_);
   };
-  BackwardSums sums;
-  sums.query_sums = memory.query_sums + part * blocks_;
-  if (args_.grad_query.data && query_in_place_) {
+  BackwardSums sums = own;
+  sums.query_sums += part * blocks_;
+  const Strides& query = args_.grad_query.strides;
+  if (query_in_place_) {
     sums.grad_query =
-        element_of(p, args_.grad_query,
-                   query_offset(p, args_.grad_query.strides, plane.batch, plane.kv_head * group_));
-    sums.query_row = args_.grad_query.strides.row, sums.query_head = args_.grad_query.strides.head;
-  } else if (args_.grad_query.data) {
-    sums.grad_query = memory.grad_query + part * rows_ * padded(head_dim_) * element_;
-    sums.query_head = padded(head_dim_), sums.query_row = group_ * sums.query_head;
+        in_place(args_.grad_query, query_offset(p, query, plane.batch, plane.kv_head * group_));
+    sums.query_row = query.row, sums.query_head = query.head;
+  } else if (own.grad_query) {
+    sums.grad_query = static_cast<char*>(own.grad_query) + part * query_bytes();
   }
-  sums.grad_key = of_keys(args_.grad_key, key_in_place_, memory.grad_key);
-  sums.grad_value = of_keys(args_.grad_value, value_in_place_, memory.grad_value);
-  for (int n = 0; n < kHeadNumbers; ++n)
-    if (memory.by_head[n]) sums.by_head[n] = memory.by_head[n] + part * blocks_ * group_;
-  for (int m = 0; m < kMasks; ++m) {
-    if (memory.mask_rows[m]) sums.mask_rows[m] = memory.mask_rows[m] + part * rows_;
-    sums.mask_keys[m] = memory.mask_keys[m];
-  }
+  const auto key_at = [&](const Output& grad) {
+    return in_place(grad, key_offset(p, grad.strides, plane));
+  };
+  if (key_in_place_) sums.grad_key = key_at(args_.grad_key);
+  if (value_in_place_) sums.grad_value = key_at(args_.grad_value);
+  for (double*& of : sums.by_head)
+    if (of) of += part * blocks_ * group_;
+  for (double*& of : sums.mask_rows)
+    if (of) of += part * rows_;
   return sums;
 }
 
 void PlaneSums::clear_rows(const BackwardSums& sums, const Range& rows) const {
   if (rows.is_empty()) return;
-  const Range blocks{rows.begin / kGradRows, (rows.end + kGradRows - 1) / kGradRows};
+  const Range blocks{rows.begin / kGradRows, ceil_div(rows.end, kGradRows)};
   std::fill(sums.query_sums + blocks.begin, sums.query_sums + blocks.end, QuerySums::none);
   for (double* of : sums.by_head)
     if (of) std::fill(of + blocks.begin * group_, of + blocks.end * group_, 0.);
@@ -142,9 +139,8 @@ void PlaneSums::clear_keys(const BackwardSums& sums, const Range& keys) const {
 void PlaneSums::finish_rows(const Problem& p, const Plane& plane, const Range& rows,
                             const BackwardSums& first) const {
   if (!args_.grad_query.data) return;
-  kernels_.finish_rows(
-      p, args_,
-      {plane, rows.begin, rows.end, first, parts_, rows_ * padded(head_dim_) * element_, blocks_});
+  kernels_.finish_rows(p, args_,
+                       {plane, rows.begin, rows.end, first, parts_, query_bytes(), blocks_});
 }
 
 void PlaneSums::finish_keys(const Problem& p, const Plane& plane, const Range& keys,
@@ -152,19 +148,19 @@ void PlaneSums::finish_keys(const Problem& p, const Plane& plane, const Range& k
   kernels_.finish_keys(p, args_, {plane, keys.begin, keys.end, sums});
 }
 
-void PlaneSums::finish_heads(const Problem& p, const Plane& plane, const Memory& memory) const {
+void PlaneSums::finish_heads(const Problem& p, const Plane& plane, const BackwardSums& own) const {
   if (!has_heads_) return;
   const int64_t batch = plane.batch;
   for (int64_t g = 0; g < group_; ++g) {
     const int64_t head = plane.kv_head * group_ + g;
     for (int n = 0; n < kHeadNumbers; ++n)
-      if (memory.by_head[n])
+      if (own.by_head[n])
         *qkv::plane<double>(p, args_.grad_by_head[n], batch, head) =
-            sum_of(memory.by_head[n] + g, parts_ * blocks_, group_);
+            sum_of(own.by_head[n] + g, parts_ * blocks_, group_);
     for (int m = 0; m < kMasks; ++m)
-      for (int64_t i = 0; i < p.seqlen_q && memory.mask_rows[m]; ++i)
+      for (int64_t i = 0; i < p.seqlen_q && own.mask_rows[m]; ++i)
         store_row(p, args_.grad_masks[m].queries, batch, head, i,
-                  sum_of(memory.mask_rows[m] + i * group_ + g, parts_, rows_));
+                  sum_of(own.mask_rows[m] + i * group_ + g, parts_, rows_));
     if (args_.grad_by_head[kSinks].data) grad_sink(p, args_, batch, head);
   }
 }

@@ -24,36 +24,31 @@ class PlaneSums {
   PlaneSums(const Problem& item, const BackwardArgs& args, const Kernels& kernels,
             const Grid& grid);
 
-  // What one plane needs of its own; null: not needed, or not wanted.
-  struct Memory {
-    char* grad_query;                             // [parts, G * L, padded(D)]
-    QuerySums* query_sums;                        // [parts, blocks of rows]
-    char* grad_key;                               // [S, padded(D)]
-    char* grad_value;                             // [S, padded(Dv)]
-    std::array<double*, kHeadNumbers> by_head{};  // [parts, blocks of rows, G]
-    std::array<double*, kMasks> mask_rows{};      // [parts, G * L]
-    std::array<char*, kMasks> mask_keys{};        // [S, G]
-  };
-  Memory take(Arena& arena) const;
+  // Memory of one plane's own for the sums of all its parts, of which grad_query, query_sums,
+  // by_head and mask_rows have one after the other. Null: not needed, or not wanted.
+  BackwardSums take(Arena& arena) const;
   // How many bytes that takes.
   int64_t bytes() const;
 
+  // The sums of one part, in memory of the plane's own and in gradients.
   BackwardSums of_part(const Problem& p, const Plane& plane, int64_t part,
-                       const Memory& memory) const;
+                       const BackwardSums& own) const;
   // Set the sums of some rows, or keys, of a plane to 0.
   void clear_rows(const BackwardSums& sums, const Range& rows) const;
   void clear_keys(const BackwardSums& sums, const Range& keys) const;
 
   // Complete the gradients of some rows, or keys, or of what belongs to heads.
-  // `first`: the sums of the first part.
+  // `first`: the sums of the first part; `own`: what take() has returned.
   void finish_rows(const Problem& p, const Plane& plane, const Range& rows,
                    const BackwardSums& first) const;
   void finish_keys(const Problem& p, const Plane& plane, const Range& keys,
                    const BackwardSums& sums) const;
-  void finish_heads(const Problem& p, const Plane& plane, const Memory& memory) const;
+  void finish_heads(const Problem& p, const Plane& plane, const BackwardSums& own) const;
 
  private:
-  int64_t padded(int64_t dim) const { return (dim + lanes_ - 1) / lanes_ * lanes_; }
+  int64_t padded(int64_t dim) const { return ceil_div(dim, lanes_) * lanes_; }
+  // The bytes of a part's sums of grad_query.
+  int64_t query_bytes() const { return rows_ * padded(head_dim_) * element_; }
   // Whether a gradient whose last dimension is `dim` can be its own sum.
   bool is_sum(const Problem& p, const Output& grad, int64_t dim) const;
   bool are_keys_sum(const Problem& p, const Output& grad, int64_t dim) const;
