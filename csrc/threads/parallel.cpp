@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <list>
 #include <vector>
 
 #include "observer.h"
@@ -26,10 +27,11 @@ const int registered = pthread_atfork(nullptr, nullptr, [] { forked = true; });
 // One phase while it is worked off: its items, cut into the runs that threads fetch.
 class Deal {
  public:
-  Deal(const Phase& phase, WorkList list) : phase_(&phase), list_(std::move(list)) {}
-  Deal(Deal&& other) : phase_(other.phase_), list_(std::move(other.list_)) {}  // before it begins
+  Deal(const Phase& phase, const std::vector<Items>& jobs, int threads)
+      : phase_(phase), list_(jobs, threads) {}
 
-  bool wait() const { return phase_->wait; }
+  bool is_empty() const { return list_.runs() == 0; }
+  bool wait() const { return phase_.wait; }
 
   // Works off runs, as one of the `working` threads, all of which call this.
   void work(int thread, int working) {
@@ -46,24 +48,13 @@ class Deal {
 
  private:
   void run(int64_t at, int thread) const {
-    list_.for_each_item(at, [&](int64_t job, int64_t index) { phase_->run({job, index, thread}); });
+    list_.for_each_item(at, [&](int64_t job, int64_t index) { phase_.run({job, index, thread}); });
   }
 
-  const Phase* phase_;
-  WorkList list_;
+  const Phase& phase_;
+  const WorkList list_;
   std::atomic<int64_t> next_run_{0};  // the first run that nobody has taken
 };
-
-std::vector<Deal> deal(int threads, int64_t jobs, std::initializer_list<Phase> phases) {
-  std::vector<Deal> deals;
-  std::vector<Items> items(jobs);
-  for (const Phase& phase : phases) {
-    for (int64_t job = 0; job < jobs; ++job) items[job] = phase.items(job);
-    WorkList list(items, threads);
-    if (list.runs() > 0) deals.emplace_back(phase, std::move(list));
-  }
-  return deals;
-}
 
 void run_here(int64_t jobs, std::initializer_list<Phase> phases) {
   for (const Phase& phase : phases)
@@ -85,7 +76,12 @@ bool in_forked_child() { return forked; }
 void parallel_phases(const Threads& threads, int64_t jobs, std::initializer_list<Phase> phases) {
   if (observer) return observer->run(threads, jobs, phases);
   if (threads.working <= 1) return run_here(jobs, phases);
-  std::vector<Deal> deals = deal(threads.working, jobs, phases);
+  std::list<Deal> deals;
+  std::vector<Items> items(jobs);
+  for (const Phase& phase : phases) {
+    for (int64_t job = 0; job < jobs; ++job) items[job] = phase.items(job);
+    if (deals.emplace_back(phase, items, threads.working).is_empty()) deals.pop_back();
+  }
 #pragma omp parallel num_threads(threads.team)
   {
     const int thread = omp_get_thread_num();
