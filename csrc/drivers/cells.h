@@ -1,27 +1,21 @@
 // In which order the backward pass of a plane takes its rows and its keys.
 //
-// Both are cut into strips. A strip of rows that meets a strip of keys adds to the sums of both, so
-// two meetings that have a strip in common must not happen at the same time; and so that sums have
-// the same bits whoever makes them, every strip meets those of the other kind in an order that
-// follows from the shape alone. With n strips of each kind, strip r of the rows and strip s of the
-// keys meet at step
+// Both are cut into n strips. A strip of rows that meets a strip of keys adds to the sums of both,
+// so two meetings that have a strip in common must not happen at the same time; and so that sums
+// have the same bits whoever makes them, every strip meets those of the other kind in an order that
+// follows from the shape alone. Strip r of the rows and strip s of the keys meet at step
+// (r + s + 1) mod n, which is another one for each s (docs/report.md, "Many cores", has the table).
+// At each step there are n meetings; where is_causal hides those with s > r, n / 2 of them or one
+// more; and where a window leaves some diagonals, n on each of these, if the strips of keys are
+// numbered from the last one on. (All orders of a fixed sum have the bound n: DASH, arXiv
+// 2601.21824, calls its own shift scheduling.)
 //
-//   (r + s + 1) mod n                          s = 0  1  2  3
-//                                      r = 0       1  2  3 |0
-// which for a given r is another            1       2  3 |0  1
-// one for each s, and for a given s         2       3 |0  1  2
-// another for each r. At each step          3      |0  1  2  3
-// there are n meetings; where is_causal hides those with s > r, n / 2 of them or one more; and
-// where a window leaves some diagonals, n on each of these, if the strips of keys are numbered from
-// the last one on. (All orders of a fixed sum have the bound n: DASH, arXiv 2601.21824, calls its
-// own shift scheduling.)
-//
-// A line of this table has two laps: one from step 0 on, the meetings with r + s + 1 >= n, right of
-// the bar, and one that ends with step n - 1, left of it. Within a lap, steps ascend with r and
-// with s. So whoever takes many strips of rows and many of keys at once, first what belongs to the
-// first lap and then what belongs to the second, may go through each lap row by row or key by key:
-// every strip meets the others in the same order. One lap of such a rectangle is a cell, and a
-// plane is cut into as many as there is use for.
+// The meetings of a strip have two laps: one from step 0 on, those with r + s + 1 >= n, and one
+// that ends with step n - 1. Within a lap, steps ascend with r and with s. So whoever takes many
+// strips of rows and many of keys at once, first what belongs to the first lap and then what
+// belongs to the second, may go through each lap row by row or key by key: every strip meets the
+// others in the same order. One lap of such a rectangle is a cell, and a plane is cut into as many
+// as there is use for.
 #pragma once
 
 #include <algorithm>

@@ -7,14 +7,10 @@
 // The loop over rows is outside and the loop over keys inside: a block of rows is packed once an
 // item, while dK and dV of the item's keys are summed in the second-level cache.
 //
-// The second derivative has the same loops around other tiles. So they are templates of the scratch
-// memory S, a BackwardScratch or a DoubleScratch (S::kTwice), and grad_tile has an overload for
-// each. With ' for a direction and for the change along it (attention_jvp.h), P' for the changes of
-// weights, W for the gradients of scores and W' for their changes (double_softmax.h), there are ten
-// products:
-//
-//   S^T = K Q^T    T^T = K Q'^T + K' Q^T    dP^T = V dO^T    dP'^T = V' dO^T
-//   dQ^T += K^T W'^T + K'^T W^T    dK += W'^T Q + W^T Q'    dV += P'^T dO
+// The second derivative has the same loops around other tiles, those of double_softmax.h, with ten
+// products (docs/report.md, "Derivatives, to the second order"). So the loops are templates of the
+// scratch memory S, a BackwardScratch or a DoubleScratch (S::kTwice), and grad_tile has an overload
+// for each.
 #pragma once
 
 #include "kernels/passes/backward_ahead.h"

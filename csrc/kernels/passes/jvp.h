@@ -1,11 +1,6 @@
 // Forward-mode derivatives over one ForwardItem: the forward pass with a second tile beside that of
-// the scores, in which stand the changes of the scores (attention_jvp.h). With T for that tile, and
-// P for the weights, there are six products, or five if the caller has the output:
-//
-//   S^T = K Q^T    T^T = K Q'^T + K' Q^T    O^T += V^T P^T    O'^T += V'^T P^T + V^T (P T)^T
-//
-// The sums are relative to the largest score so far, as in the forward pass, and in the end
-//   lse' = sum_j P T / sum_j P    and    output' = O' / sum_j P - lse' * output.
+// the scores, in which stand the changes of the scores. docs/kernels.md has the products
+// ("Forward mode"), attention_jvp.h the formulas.
 #pragma once
 
 #include "kernels/passes/forward.h"
