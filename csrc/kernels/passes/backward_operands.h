@@ -112,9 +112,7 @@ struct BackwardOperands {
         query_t(arena.take<F>(kGradRows * packed_size<E>(p.head_dim))),
         grad_output_t(arena.take<F>(kGradRows * packed_size<E>(p.head_dim_v))),
         grad_query_t(arena.take<T>(kGradRows * padded<T>(p.head_dim))),
-        few_query(has_few_scores<E>(p)
-                      ? arena.take<T>(few_query_size<E>(p.plane_rows(), p.head_dim))
-                      : nullptr) {
+        few_query(has_few_scores<E>(p) ? arena.take<T>(few_query_size<E>(p)) : nullptr) {
     if (!hides_any(p)) return;
     nonfinite_query.emplace(arena, p.head_dim);
     nonfinite_grad_output.emplace(arena, p.head_dim_v);

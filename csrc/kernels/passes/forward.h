@@ -86,7 +86,8 @@ const Compute<E>* weigh(const Problem& p, int64_t key, int64_t keys,
     apply_score_options<T>(p, tile, key, keys, scratch.scores);
     few_from_tile(tile, keys, scratch.scores, scores);
   }
-  softmax_few(tile, keys, scores, state.max, state.sum, scratch.rescale);
+  scratch.products.softmax(tile, keys, scores, state.max, state.sum, state.own_sum,
+                           scratch.rescale);
   if (p.dropout_p > 0 || state.weights.are_wanted()) {
     T* const weights = state.weights.extend(tile, key, keys, scratch.scores);
     few_to_tile(tile, keys, scores, weights);

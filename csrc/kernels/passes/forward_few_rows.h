@@ -20,12 +20,13 @@ template <class E, class K = E>
 class ForwardFewRows {
   using T = Compute<E>;
   static constexpr bool kHasScales = !std::is_same_v<K, E>;
+  static constexpr bool kMayRound = kMayMultiplyPairs<E, K> && !kHasScales;  // weights, to E
 
  public:
   using Element = E;
   using Factor = T;
-  using Query = const T*;                   // of pack_few_queries
-  using Reference = QKV_ISA::Reference<T>;  // what weights are relative to
+  using Query = const T*;  // of pack_few_queries
+  using Reference = std::conditional_t<kMayRound, LargestScore<T>, QKV_ISA::Reference<T>>;
   static constexpr int64_t kKeyMultiple = 1;
   static constexpr bool kOverwritesOutput = false;
 
@@ -46,11 +47,11 @@ class ForwardFewRows {
   }
 
   static int64_t block_keys(int64_t) { return kFewKeys; }
-  static int64_t query_size(const Problem& p) {
-    return few_query_size<E, K>(p.plane_rows(), p.head_dim);
-  }
+  static int64_t query_size(const Problem& p) { return few_query_size<E, K>(p); }
   static int64_t output_size(const Problem& p) { return kTileRows<T> * p.head_dim_v; }
-  static bool has_own_sum(const Problem&) { return false; }
+  static bool has_own_sum(const Problem& p) {
+    return kMayRound && multiplies_pairs<E, K>(p.head_dim_v) && p.dropout_p == 0;
+  }
 
   Query pack(const Tile& tile, T* memory) const {
     if constexpr (kFixedBits)
@@ -77,6 +78,13 @@ class ForwardFewRows {
     multiply_keys(tile.rows, {at_.keys, keys}, query, ahead);
     if constexpr (kHasScales) scale_scores(tile, key, keys);
     return scores_;
+  }
+
+  void softmax(const Tile& tile, int64_t keys, T* scores, T* max_state, T* sum_state, T* own_sum,
+               T* rescale) const {
+    softmax_few<Reference>(tile, keys, scores, max_state, sum_state, rescale);
+    if constexpr (kMayRound)
+      if (values_in_pairs_) add_rounded_weights(tile, keys, scores, rescale, own_sum);
   }
 
   void add_values(const Tile& tile, int64_t key, int64_t keys, const T* weights, const T* rescale,
@@ -108,8 +116,8 @@ class ForwardFewRows {
     }
   }
 
-  // Values are read where they are, so those that are not finite cannot be separated. Instead, once
-  // there were some, all values count as not finite, and hidden pairs are left out of all products.
+  // Values are read where they are: those that are not finite cannot be separated. Once there were
+  // some, all values count as not finite, and hidden pairs are left out of all products.
   static bool separate_values() { return false; }
   bool is_spoilt(const Tile&, const T* output) const { return !all_finite(output, p_.head_dim_v); }
 
@@ -169,12 +177,9 @@ class ForwardFewRows {
                     const T* before, T* output, FewAhead<K>& ahead) {
     const int64_t dim = p_.head_dim_v;
     if constexpr (kMayMultiplyPairs<E, K>)
-      if (values_in_pairs_) {
-        T units[kFewRows];
-        weights_to_words(rows, values.count, weights, words_, units);
-        return add_few_values_by_pairs<K>(rows, dim, values, words_, units, rescale, before, output,
-                                          ahead);
-      }
+      if (values_in_pairs_)
+        return add_few_values_by_pairs<K>(rows, dim, values, weights, words_, rescale, before,
+                                          output, ahead);
     add_few_values<K>(rows, dim, values, weights, rescale, before, output, ahead);
   }
 

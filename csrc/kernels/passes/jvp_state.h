@@ -105,9 +105,8 @@ struct JvpScratch {
         kept(take_score_tiles<T>(arena, p, kTileRows<T> * kKeyBlock)),
         rescale(arena.take<T>(kTileRows<T>)),
         rows(arena.take<T>(kTileRows<T> * padded<T>(p.head_dim_v))),
-        few_query(a.output.data && has_few_scores<E>(p)
-                      ? arena.take<T>(few_query_size<E>(p.plane_rows(), p.head_dim))
-                      : nullptr),
+        few_query(a.output.data && has_few_scores<E>(p) ? arena.take<T>(few_query_size<E>(p))
+                                                        : nullptr),
         dropout(p),
         with_scores(moves_scores(a)),
         with_output(!a.output.data) {

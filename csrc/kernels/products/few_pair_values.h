@@ -88,17 +88,19 @@ QKV_INLINE void for_each_pair_panel(int64_t rows, int64_t dim, const F& f) {
   });
 }
 
-// output [rows, dim] = rescale [rows] * before + units [rows] * weights^T values, weights [rows x
-// keys] of weights_to_words.
+// output [rows, dim] = rescale [rows] * before + weights^T values, weights [rows x keys]. words
+// [rows, kFewStep] is scratch memory.
 template <class K>
-void add_few_values_by_pairs(int64_t rows, int64_t dim, FewPlaces<K> values, const Word<K>* weights,
-                             const float* units, const float* rescale, const float* before,
+void add_few_values_by_pairs(int64_t rows, int64_t dim, FewPlaces<K> values, const float* weights,
+                             Word<K>* words, const float* rescale, const float* before,
                              float* output, FewAhead<K>& ahead) {
+  float units[kFewRows];
+  weights_to_words(rows, values.count, weights, words, units);
   ahead.steps = 0;
   for_each_pair_panel(rows, dim,
                       [&](auto...) { ahead.steps += (values.count + kFewFetch - 1) / kFewFetch; });
   for_each_pair_panel(rows, dim, [&](int64_t r, auto portion, int64_t column, auto n) {
-    add_pair_columns<K, portion, n>(values, column, dim, weights + r * kFewStep, units + r,
+    add_pair_columns<K, portion, n>(values, column, dim, words + r * kFewStep, units + r,
                                     rescale + r, before + r * dim, output + r * dim, ahead);
   });
 }

@@ -19,7 +19,8 @@ static_assert(4 * kFewQuads<1> <= kFewPad, "rows have room for what is behind th
 
 // How many numbers pack_few_queries needs room for.
 template <class E, class K = E>
-int64_t few_query_size(int64_t rows, int64_t dim) {
+int64_t few_query_size(const Problem& p) {
+  const int64_t rows = p.plane_rows(), dim = p.head_dim;
   return multiplies_pairs<E, K>(dim) ? rows * (2 * dim + 1) + 2 * dim : rows * dim;
 }
 // What products of packed rows are to be multiplied by, the scale among it, lies behind them.

@@ -65,10 +65,10 @@ T sum_of_row(int64_t keys, const T* weights) {
   return sum;
 }
 
-// What softmax_tile does, for scores [rows x keys]. Beyond the last key it writes weights of 0, up
-// to a multiple of kFewSoftmaxKeys. max_state, sum_state and rescale [lanes] are those of
-// softmax_tile.
-template <class T>
+// What softmax_tile does, for scores [rows x keys] and weights relative to R. Beyond the last key
+// it writes weights of 0, up to a multiple of kFewSoftmaxKeys. max_state, sum_state and rescale
+// [lanes] are those of softmax_tile.
+template <class R, class T>
 void softmax_few(const Tile& tile, int64_t keys, T* scores, T* max_state, T* sum_state,
                  T* rescale) {
   constexpr int W = kLanes<T>;
@@ -81,7 +81,7 @@ void softmax_few(const Tile& tile, int64_t keys, T* scores, T* max_state, T* sum
     for (int r = 0; r < W; ++r)
       of_row[r] = r < rows ? max_of_row(end, scores + r * kFewStep) : splat(-kInfinity<T>);
     const Vec<T> before = load(max_state + v), top = max<T>(before, max_lanes<T>(of_row));
-    const Reference<T> now(top);
+    const R now(top);
     const ShiftedExp<T> by(now.shift);
     Vec<T> factor[] = {log2_rescale<T>(before, now)};
     exp2<T>(factor);
@@ -98,6 +98,20 @@ void softmax_few(const Tile& tile, int64_t keys, T* scores, T* max_state, T* sum
     for (int r = 0; kFixedBits && r < rows; ++r) sums[r] = sum_of_row(keys, scores + r * kFewStep);
     const Vec<T> added = kFixedBits ? load(sums) : sum_lanes<T>(of_row);
     store(sum_state + v, load(sum_state + v) * factor[0] + added);
+  }
+}
+
+// own_sum [lanes] = rescale * own_sum + the sums of weights [rows x keys], rounded to bf16: what an
+// output of rounded weights is divided by (pair_softmax.h).
+inline void add_rounded_weights(const Tile& tile, int64_t keys, const float* weights,
+                                const float* rescale, float* own_sum) {
+  constexpr int W = kLanes<float>;
+  for (int v = 0; v < tile.lanes; v += W) {
+    Vec<float> of_row[W] = {};
+    for (int r = 0; r < std::min(W, tile.rows - v); ++r, weights += kFewStep)
+      for (int64_t j = 0; j < keys; j += W)
+        of_row[r] += (Vec<float>)(rounded_bits(load(weights + j)) & 0xffff0000u);
+    store(own_sum + v, load(own_sum + v) * load(rescale + v) + sum_lanes<float>(of_row));
   }
 }
 
