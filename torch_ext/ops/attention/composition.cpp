@@ -51,9 +51,10 @@ at::Tensor per_head(const at::Tensor& tensor, const at::Tensor& scores) {
 // if top_left, the first ones.
 at::Tensor ahead(const at::Tensor& scores, bool top_left) {
   const c10::SymInt queries = scores.sym_size(-2), keys = scores.sym_size(-1);
-  const at::TensorOptions options = scores.options().dtype(at::kLong);
-  const at::Tensor difference =
-      at::arange(keys, options) - at::arange(queries, options).unsqueeze(1);
+  const auto count = [&](c10::SymIntArrayRef shape, int64_t dim) {
+    return scores.new_ones_symint(shape, scores.options().dtype(at::kLong)).cumsum(dim);
+  };
+  const at::Tensor difference = count({1, keys}, 1).sub(count({queries, 1}, 0));
   return top_left ? difference : difference.sub(c10::Scalar(keys - queries));
 }
 
