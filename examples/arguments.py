@@ -4,13 +4,13 @@ import argparse
 from pathlib import Path
 
 
-def steps_of(text: str) -> int:
-    if (steps := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"expected 1 or more, got {steps}")
-    return steps
+def count(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, got {number}")
+    return number
 
 
-def picture_of(text: str) -> Path:
+def picture_file(text: str) -> Path:
     if not (path := Path(text)).parent.is_dir():
         raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
     return path
@@ -20,8 +20,8 @@ def make_parser(doc: str, steps: int, picture: str | None = None) -> argparse.Ar
     """Of a script whose docstring is `doc`: ``--steps`` of training, ``--seed``, and the file
     ``--picture``, if it draws one."""
     parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
-    parser.add_argument("--steps", type=steps_of, default=steps)
+    parser.add_argument("--steps", type=count, default=steps)
     parser.add_argument("--seed", type=int, default=0)
     if picture:
-        parser.add_argument("--picture", type=picture_of, default=picture, metavar="FILE.png")
+        parser.add_argument("--picture", type=picture_file, default=picture, metavar="FILE.png")
     return parser

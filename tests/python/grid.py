@@ -17,6 +17,7 @@ GRID = {  # B, Hq, Hkv, L, S, D, is_causal
     "d256": (1, 3, 3, 768, 768, 256, True),
     "decode1": (1, 32, 8, 1, 4096, 128, False),
     "decode": (4, 32, 8, 1, 1024, 128, False),
+    "decode-4": (2, 32, 8, 4, 1024, 128, False),
 }
 
 

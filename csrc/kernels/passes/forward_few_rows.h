@@ -26,6 +26,7 @@ class ForwardFewRows {
   using Element = E;
   using Factor = T;
   using Query = const T*;  // of pack_few_queries
+  // What weights are relative to.
   using Reference = std::conditional_t<kMayRound, LargestScore<T>, QKV_ISA::Reference<T>>;
   static constexpr int64_t kKeyMultiple = 1;
   static constexpr bool kOverwritesOutput = false;
@@ -84,7 +85,7 @@ class ForwardFewRows {
                T* rescale) const {
     softmax_few<Reference>(tile, keys, scores, max_state, sum_state, rescale);
     if constexpr (kMayRound)
-      if (values_in_pairs_) add_rounded_weights(tile, keys, scores, rescale, own_sum);
+      if (has_own_sum(p_)) add_rounded_weights(tile, keys, scores, rescale, own_sum);
   }
 
   void add_values(const Tile& tile, int64_t key, int64_t keys, const T* weights, const T* rescale,

@@ -57,7 +57,7 @@ QKV_INLINE void store_quads(Vec<S>* sum, S* scores) {
   static_assert(4 * ROWS * QUADS % W == 0);
   QKV_UNROLL
   for (int first = 0; first < 4 * ROWS * QUADS; first += W) {
-    const Vec<S> all = sum_quads<S>(sum + first / 4);
+    const Vec<S> all = sum_lanes<S, 4>(sum + first / 4);
     QKV_UNROLL
     for (int i = 0; i < W; i += N) {
       const int row = (first + i) / (4 * QUADS), key = (first + i) % (4 * QUADS);

@@ -98,8 +98,9 @@ float row_to_words(const E* from, int64_t col, int64_t dim, float* wide, int16_t
   for (int64_t d = 0; d < dim; d += kLanes<float>) store_words(load(wide + d) * factor, to + d);
   return (largest == largest ? 1 : largest) / factor;
 }
-inline float row_to_words(const BFloat16* from, int64_t col, int64_t dim, float*, BFloat16* to) {
-  for (int64_t d = 0; d < dim; ++d) to[d] = from[d * col];
+template <class H>
+float row_to_words(const H* from, int64_t col, int64_t dim, float*, H* to) {
+  copy_row(from, col, dim, to);
   return 1;
 }
 

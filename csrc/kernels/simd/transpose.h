@@ -59,16 +59,19 @@ QKV_INLINE Vec<T> fold_two(Vec<T> a, Vec<T> b, const Fold& fold) {
   }
 }
 
-// Returns the vector whose lane i is all lanes of vectors[i] put together by `fold`; in the last
-// stage by `last`. Overwrites vectors [W].
-template <class T, int h = kLanes<T> / 2, class Fold, class Last>
+// Returns the vector whose lanes n i to n i + n - 1 are those lanes of vectors[i], n apart, put
+// together by `fold`; in the last stage by `last`. Overwrites vectors [W / n].
+template <class T, int n = 1, int h = kLanes<T> / 2, class Fold, class Last>
 QKV_INLINE Vec<T> fold_lanes(Vec<T>* vectors, const Fold& fold, const Last& last) {
-  if constexpr (h == 1) {
-    return fold_two<T, 1>(vectors[0], vectors[1], last);
+  if constexpr (h < n) {
+    return vectors[0];
+  } else if constexpr (h == n) {
+    return fold_two<T, h>(vectors[0], vectors[1], last);
   } else {
     QKV_UNROLL
-    for (int i = 0; i < h; ++i) vectors[i] = fold_two<T, h>(vectors[i], vectors[i + h], fold);
-    return fold_lanes<T, h / 2>(vectors, fold, last);
+    for (int i = 0; i < h / n; ++i)
+      vectors[i] = fold_two<T, h>(vectors[i], vectors[i + h / n], fold);
+    return fold_lanes<T, n, h / 2>(vectors, fold, last);
   }
 }
 
@@ -101,26 +104,14 @@ struct SumOfRow {
 // The lambdas below are written with [&]: one that cannot capture has a conversion to a function as
 // well, which the compiler makes outside of the target region.
 
-// Returns the vector whose lane i is the sum of all lanes of sums[i]. Overwrites sums [W].
-template <class T>
+// Returns the vector whose lanes n i to n i + n - 1 are the sums of those lanes of sums[i], n
+// apart: with n = 1, of all its lanes. Overwrites sums [W / n].
+template <class T, int n = 1>
 QKV_INLINE Vec<T> sum_lanes(Vec<T>* sums) {
   const auto add = [&](Vec<T> a, Vec<T> b) QKV_INLINE_LAMBDA { return a + b; };
-  return fold_lanes<T>(sums, add, add);
+  return fold_lanes<T, n>(sums, add, add);
 }
-// Returns the vector whose lanes 4 p + j are the sums of lanes j, j + 4, ... of sums[p], of which
-// there are W / 4. Overwrites them.
-template <class T, int h = kLanes<T> / 2>
-QKV_INLINE Vec<T> sum_quads(Vec<T>* sums) {
-  const auto add = [&](Vec<T> a, Vec<T> b) QKV_INLINE_LAMBDA { return a + b; };
-  if constexpr (h < 4) {
-    return sums[0];
-  } else {
-    QKV_UNROLL
-    for (int i = 0; i < h / 4; ++i) sums[i] = fold_two<T, h>(sums[i], sums[i + h / 4], add);
-    return sum_quads<T, h / 2>(sums);
-  }
-}
-// As sum_lanes; rest is what the last addition has rounded off, exactly (Knuth's TwoSum).
+// Likewise, of all lanes; rest is what the last addition has rounded off, exactly (Knuth's TwoSum).
 template <class T>
 QKV_INLINE Vec<T> sum_lanes(Vec<T>* sums, Vec<T>& rest) {
   const auto add = [&](Vec<T> a, Vec<T> b) QKV_INLINE_LAMBDA { return a + b; };
