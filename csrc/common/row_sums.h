@@ -8,6 +8,10 @@
 //     it grows with lse. Where a mask is finfo.min for all S keys of a row, lse = finfo.min +
 //     log(S) has lost log(S), and the weights add up to S;
 //   - weights have a gradient themselves, of which O knows nothing;
+//   - in half precision, where O is rounded, the slopes of ALiBi have a gradient: the sum of dS_ij
+//   *
+//     distance_ij, in which an error that all keys of a row share counts as often as their
+//     distances say, while the gradients themselves cancel;
 //   - there are few keys, so that sums over them are nearly exact (kernels/score/whole_rows.h).
 // Whoever has cut the keys into parts gives a part the log-sum-exp of them all. Its weights add up
 // to less than 1, and the sum says nothing: see are_whole().
@@ -51,9 +55,11 @@ bool has_few_keys(const Problem& p) {
 }
 
 // Whether the weights of a row with that lse are added up in a pass of their own.
-inline bool sums_row(const BackwardArgs& a, double lse) {
-  const bool is_large = std::abs(lse) >= kLargeLse && std::abs(lse) < HUGE_VAL;
-  return a.grad_weights.data || is_large;
+inline bool sums_row(const Problem& p, const BackwardArgs& a, double lse) {
+  const bool rounds_output = p.dtype != compute_type(p.dtype);
+  const bool is_precise =
+      std::abs(lse) < kLargeLse && !(rounds_output && a.grad_by_head[kAlibiSlopes].data);
+  return a.grad_weights.data || (!is_precise && std::abs(lse) < HUGE_VAL);
 }
 
 // Gives BackwardArgs::row_sums [B..., H, L, 2] strides, and returns how many elements that takes.

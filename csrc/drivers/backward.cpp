@@ -23,7 +23,7 @@ bool sums_any_row(const Problem& p, const BackwardArgs& a) {
     for (int64_t h = 0; h < p.heads; ++h) {
       const T* const lse = plane<T>(p, a.lse, b, h) + begin * a.lse.strides.row;
       for (int64_t i = 0; i < rows; ++i)
-        if (sums_row(a, lse[i * a.lse.strides.row])) return true;
+        if (sums_row(p, a, lse[i * a.lse.strides.row])) return true;
     }
   }
   return false;

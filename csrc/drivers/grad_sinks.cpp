@@ -93,7 +93,7 @@ void grad_sink(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t h
       continue;
     }
     const T* sums = nullptr;
-    if (sums_row(a, lse))
+    if (sums_row(p, a, lse))
       sums = query_plane<T>(p, a.row_sums, batch, head) + query * a.row_sums.strides.row;
     grad -= share_of_sink(p, a, *sink, share) / (sums ? sums[1] : 1) *
             grad_share<E>(p, a, batch, head, query, sums);

@@ -1,5 +1,6 @@
-"""Rows whose log-sum-exp says too little of them (csrc/common/row_sums.h): rows of few keys, and
-rows whose log-sum-exp is large, such as those that a mask of finfo.min hides."""
+"""Rows whose log-sum-exp says too little of them (csrc/common/row_sums.h): rows of few keys,
+rows whose log-sum-exp is large, such as those that a mask of finfo.min hides, and rows of half
+precision where slopes have a gradient."""
 
 import pytest
 import torch
@@ -74,6 +75,26 @@ def test_one_key(dtype):
     query, key, _, slopes = gradients(ours, inputs, grad)
     for x in (query, key, slopes):
         assert not x.any()
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"softcap": 5.0, "sinks": torch.zeros(2)}], ids=["plain", "more"]
+)
+def test_slopes_of_far_keys(dtype, options):
+    """Three rows see only keys 597 positions behind them: the gradients of their scores add up to
+    0, and what <dO, O> loses where O is rounded would count 597 times."""
+    inputs = [*(torch.randn(1, 2, n, 32).to(dtype) for n in (3, 600, 600)), torch.rand(2) / 20]
+    grad = torch.randn(1, 2, 3, 32).to(dtype)
+
+    def slopes_gradient(attention, inputs):
+        of = lambda q, k, v, s: attention(q, k, v, alibi_slopes=s, is_causal=True, **options)  # noqa: E731
+        return gradients(of, inputs, grad)[3]
+
+    found = slopes_gradient(qkv.attention, inputs)
+    truth = slopes_gradient(testing.attention, [x.double() for x in inputs])
+    torch.testing.assert_close(found.double(), truth, rtol=2e-3, atol=2e-5)
 
 
 @pytest.mark.usefixtures("isa")

@@ -14,7 +14,7 @@ bool are_whole(const Problem& p, double sum, double lse) {
 
 // Writes the two numbers of row i, in time S * (D + Dv).
 void row_sums(const BackwardHead& head, const BackwardArgs& a, int64_t i, const OutputView& to) {
-  if (!sums_row(a, head.lse(i, 0))) return to.set(i, 0, head.dot(i)), to.set(i, 1, 1);
+  if (!sums_row(head.p, a, head.lse(i, 0))) return to.set(i, 0, head.dot(i)), to.set(i, 1, 1);
   double sum = 0, weights = 0;
   for (int64_t j = 0; j < head.p.seqlen_k; ++j) {
     if (!head.attends(i, j)) continue;

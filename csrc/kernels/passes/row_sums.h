@@ -103,7 +103,7 @@ size_t row_sums(const Problem& p, const BackwardArgs& args, const Output& to,
                                                 std::min(kGradRows, item.row_end - row), s);
     bool wanted[kGradRows] = {}, any_wanted = false;
     for (int64_t r = 0; r < rows.rows; ++r) {
-      any_wanted |= wanted[r] = sums_row(a, *lse[row + r]);
+      any_wanted |= wanted[r] = sums_row(p, a, *lse[row + r]);
       out[row + r][0] = s.delta[r], out[row + r][1] = 1;
     }
     if (!any_wanted) continue;
