@@ -56,10 +56,11 @@ bool has_few_keys(const Problem& p) {
 
 // Whether the weights of a row with that lse are added up in a pass of their own.
 inline bool sums_row(const Problem& p, const BackwardArgs& a, double lse) {
-  const bool rounds_output = p.dtype != compute_type(p.dtype);
-  const bool is_precise =
-      std::abs(lse) < kLargeLse && !(rounds_output && a.grad_by_head[kAlibiSlopes].data);
-  return a.grad_weights.data || (!is_precise && std::abs(lse) < HUGE_VAL);
+  const bool is_large = std::abs(lse) >= kLargeLse;
+  const bool is_rounded = p.dtype != compute_type(p.dtype) && a.grad_by_head[kAlibiSlopes].data;
+  // Second derivatives of half precision are made in f32, and a direction has sums of its own.
+  const bool is_off = is_large || (is_rounded && !a.direction);
+  return a.grad_weights.data || (is_off && std::abs(lse) < HUGE_VAL);
 }
 
 // Gives BackwardArgs::row_sums [B..., H, L, 2] strides, and returns how many elements that takes.

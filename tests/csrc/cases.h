@@ -95,7 +95,7 @@ Results run_hard(const Workload& w, const Library& library = kKernels);
 
 // The results that run_forward() and run() should give: those of the reference, all in f64. The
 // backward pass of half precision is a function of the rounded output, so the reference is given
-// the output of `actual`.
+// the output of `actual`, unless slopes have a gradient (common/row_sums.h).
 Results forward_truth(const Workload& w);
 Results truth(const Workload& w, const Results& actual);
 

@@ -27,7 +27,8 @@ void row_sums(const BackwardHead& head, const BackwardArgs& a, int64_t i, const 
       weights != 0 && (a.grad_weights.data || are_whole(head.p, all, head.lse(i, 0)));
   // In a row that sees nothing, nothing reaches the weights, not even 0 * inf by way of the output.
   if (!divides) return to.set(i, 0, a.grad_weights.data ? sum : head.dot(i)), to.set(i, 1, 1);
-  to.set(i, 0, sum / all), to.set(i, 1, all);
+  to.set(i, 0, a.grad_weights.data || std::isfinite(head.dot(i)) ? sum / all : head.dot(i));
+  to.set(i, 1, all);
 }
 
 }  // namespace

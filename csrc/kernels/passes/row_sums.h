@@ -4,6 +4,8 @@
 // would be off by d times itself. So it is divided by that sum, to which the sink's weight belongs.
 #pragma once
 
+#include <cmath>
+
 #include "common/row_sums.h"
 #include "kernels/passes/backward.h"
 #include "kernels/passes/grad_tile.h"
@@ -85,7 +87,8 @@ void add_all_weights(const Problem& p, const BackwardArgs& a,
 }
 
 // Writes the two numbers of every row of the item. Of rows that do not want theirs, these are
-// <dO_i, O_i> and 1.
+// <dO_i, O_i> and 1; the first is left as well where it is not finite, and so the same in all
+// types.
 template <class E>
 size_t row_sums(const Problem& p, const BackwardArgs& args, const Output& to,
                 const ForwardItem& item, void* workspace) {
@@ -116,7 +119,7 @@ size_t row_sums(const Problem& p, const BackwardArgs& args, const Output& to,
       const bool divides =
           sums.weights[r] != 0 && (a.grad_weights.data || qkv::are_whole(total, *lse[row + r]));
       if (divides) out[row + r][1] = T(total);
-      if (divides || a.grad_weights.data)
+      if (a.grad_weights.data || (divides && std::isfinite(out[row + r][0])))
         out[row + r][0] = T(sums.products[r] / (divides ? total : 1));
     }
   }
