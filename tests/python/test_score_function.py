@@ -139,8 +139,14 @@ def test_powers_of_what_is_at_an_end(isa, n):
 
 
 @pytest.mark.parametrize(
-    "f", [F.relu, F.relu6, F.hardtanh, F.hardsigmoid, F.hardswish, lambda s: s.clamp(-3, 3)]
-)
+    "f",
+    [
+        F.relu, F.relu6, F.hardtanh, F.hardsigmoid, F.hardswish, lambda s: s.clamp(-3, 3),
+        lambda s: torch.sinc(s.clamp(-3, 3)),
+        lambda s: torch.xlogy(s, 2), lambda s: torch.xlogy(s.clamp(0, 0), -1),
+        lambda s: torch.special.xlog1py(s, 2),
+    ],
+)  # fmt: skip
 def test_gradients_at_the_ends_are_those_of_torch(f):
     query = torch.tensor([-3.0, -1, 0, 1, 3, 6, torch.inf], dtype=torch.float64)
     leaf = query[:, None].requires_grad_()

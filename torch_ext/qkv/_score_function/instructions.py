@@ -231,6 +231,22 @@ def _log1p(p: Instructions, x: Register) -> Register:
     return p("add", p("log", p("add", x, 1)), rounded)
 
 
+def _sinc(p: Instructions, x: Register) -> Register:
+    """Nothing is divided by 0: what is not chosen stays finite, and so does its derivative."""
+    is_zero = p("eq", x, 0)
+    inner = p("mul", p("where", is_zero, 1, x), math.pi)
+    return p("where", is_zero, 1, p("div", p("sin", inner), inner))
+
+
+def _xlog(p: Instructions, x: Any, y: Any, log: Callable[..., Register], least: int) -> Register:
+    """x log(y), where y is more than `least`, with its derivatives at x = 0, too; else 0 for an x
+    of 0, without the logarithm, which has no finite derivative there."""
+    x, y = p.of(x, "f"), p.of(y, "f")
+    has_none = p("or", p("le", y, least), p("eq", y, math.inf))
+    is_zero = p("and", p("eq", x, 0), has_none)
+    return p("where", is_zero, 0, p("mul", x, log(p, p("where", is_zero, 1, y))))
+
+
 def _softplus(p: Instructions, x: Register, beta: float = 1, threshold: float = 20) -> Register:
     """Beyond the threshold x; what is not chosen there stays finite, and so does its derivative."""
     scaled = x if beta == 1 else p("mul", x, beta)
@@ -303,6 +319,9 @@ RULES |= {
     "log2": _real(lambda p, x: p("div", p("log", x), math.log(2))),
     "log10": _real(lambda p, x: p("div", p("log", x), math.log(10))),
     "log1p": _real(_log1p),
+    "xlogy": lambda p, _, x, y: _xlog(p, x, y, lambda p, y: p("log", y), 0),
+    "special_xlog1py": lambda p, _, x, y: _xlog(p, x, y, _log1p, -1),
+    "sinc": _real(_sinc),
     "tan": _real(lambda p, x: p("div", p("sin", x), p("cos", x))),
     "relu": lambda p, kind, x: _hardtanh(p, kind, x, 0, None),
     "hardtanh": _hardtanh,
