@@ -53,6 +53,9 @@ FUNCTIONS = {
     ),
     "clamped window": lambda s, b, h, q, k: s + TABLE[h, torch.clamp(q - k + 2, 0, 4)],
     "all dimensions": lambda s, b, h, q, k: s + HALF[q] + HALF[k] + SLOPES[h],
+    "rows of a table": lambda s, b, h, q, k: (
+        s + TABLE[:, IDS][h, q] + TABLE[:, IDS][h][k] + F.embedding(PLACES[:, 0], POINTS)[q, 1]
+    ),
     "indirect": lambda s, b, h, q, k: s + HALF[IDS[q]],
     "gate": lambda s, b, h, q, k: s * torch.sigmoid(SLOPES[h].to(torch.float32)),
     "computed table": lambda s, b, h, q, k: s + (TABLE.double() * 2).exp()[h, q] * SLOPES.sum(),

@@ -239,8 +239,9 @@ class _Lowering:
 
     def entry(self, node: Node) -> tuple[Node, list[Any]]:
         """The table that a value is looked up in, and an index for each of its dimensions, None
-        where there is none yet."""
-        if node.function is None or node.name not in LOOKUPS or node.level == CONSTANT:
+        where there is none yet. Rows that captured indices choose are a table of their own."""
+        has_rows = node.level == CAPTURED and any(x.like.dim() for x in node.inputs[1:])
+        if has_rows or node.function is None or node.name not in LOOKUPS or node.level == CONSTANT:
             if node.level == ARGUMENT:
                 what = f"score_mod calls {node.called} on a row of a table"
                 raise Refused(what, node.place, _SINGLE)
