@@ -170,6 +170,18 @@ def test_compiled_for_any_number():
         torch.testing.assert_close(compiled(cap), call(cap))
 
 
+@pytest.mark.parametrize("samples", [0, 2])
+def test_compiled_samples_with_tables(samples):
+    tensors, table = torch.randn(3, samples, 1, H, 5, 8), torch.randn(samples, H)
+
+    def call(query, key, value, table):
+        return qkv.flex_attention(query, key, value, lambda s, b, h, q, k: s + table[h])
+
+    compiled = torch.compile(torch.vmap(call), fullgraph=True, backend="eager")
+    found, true = (run(*tensors, table) for run in (compiled, torch.vmap(call)))
+    torch.testing.assert_close(found, true)
+
+
 def test_compiled_for_an_attribute_that_changes():
     """Of which torch.compile makes an item of a tensor, since only the function reads it."""
     tensors, module = torch.randn(3, 1, 2, 5, 8), torch.nn.Module()

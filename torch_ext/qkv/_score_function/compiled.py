@@ -122,7 +122,8 @@ def _tables(tx: Any, program: Lowered, captured: list[Any]) -> list[VariableTrac
     def joined(nodes: list[Node], dtype: torch.dtype) -> VariableTracker:
         if not nodes:
             return VariableTracker.build(tx, None)
-        flat = [call(_aten.reshape.default, value(x), [-1]) for x in nodes]
+        # Of no samples, under vmap, a reshape can infer no size.
+        flat = [call(_aten.flatten.using_ints, value(x)) for x in nodes]
         flat = [call(_aten.to.dtype, x.as_proxy(), dtype) for x in flat]
         return call(_aten.cat.default, [x.as_proxy() for x in flat]) if len(flat) > 1 else flat[0]
 
