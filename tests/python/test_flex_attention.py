@@ -182,6 +182,19 @@ def test_compiled_samples_with_tables(samples):
     torch.testing.assert_close(found, true)
 
 
+def test_compiled_with_numbers_beyond_int32():
+    tensors = torch.randn(3, 1, 2, 5, 8)
+
+    def call(ids):
+        return qkv.flex_attention(*tensors, lambda s, b, h, q, k: s + ids[k])
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    ids = torch.arange(5)
+    torch.testing.assert_close(compiled(ids), call(ids))
+    with pytest.raises(RuntimeError, match="score_mod: .* numbers of int32 are expected"):
+        compiled(ids + 2**32)
+
+
 def test_compiled_for_an_attribute_that_changes():
     """Of which torch.compile makes an item of a tensor, since only the function reads it."""
     tensors, module = torch.randn(3, 1, 2, 5, 8), torch.nn.Module()

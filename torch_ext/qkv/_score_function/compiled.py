@@ -10,6 +10,7 @@ from torch._dynamo.variables import builder, higher_order_ops
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.lists import TupleVariable
 from torch._ops import HigherOrderOperator
+from torch._subclasses import FakeTensor
 
 from qkv._recorded import Node, Refused
 from qkv._score_function.arguments import program_of
@@ -17,6 +18,7 @@ from qkv._score_function.cache import lowered
 from qkv._score_function.lower import Lowered
 
 _aten = torch.ops.aten
+_NOT_INT32 = "score_mod: a captured tensor has others in it, but numbers of int32 are expected"
 _program_of: Any = cast("Any", torch._dynamo.disable)(program_of)
 
 
@@ -123,9 +125,14 @@ def _tables(tx: Any, program: Lowered, captured: list[Any]) -> list[VariableTrac
         if not nodes:
             return VariableTracker.build(tx, None)
         # Of no samples, under vmap, a reshape can infer no size.
-        flat = [call(_aten.flatten.using_ints, value(x)) for x in nodes]
-        flat = [call(_aten.to.dtype, x.as_proxy(), dtype) for x in flat]
-        return call(_aten.cat.default, [x.as_proxy() for x in flat]) if len(flat) > 1 else flat[0]
+        flat = [call(_aten.flatten.using_ints, value(x)).as_proxy() for x in nodes]
+        wide = call(_aten.cat.default, flat).as_proxy() if len(flat) > 1 else flat[0]
+        found, like = call(_aten.to.dtype, wide, dtype), wide.node.meta["example_value"]
+        # Samples of vmap and DTensors have no assertions.
+        if like.dtype == torch.int64 and isinstance(like, FakeTensor):
+            same = call(_aten.eq.Tensor, wide, found.as_proxy()).as_proxy()
+            call(_aten._assert_async.msg, call(_aten.all.default, same).as_proxy(), _NOT_INT32)
+        return found
 
     return [joined(program.floats, program.floating), joined(program.integers, torch.int32)]
 
