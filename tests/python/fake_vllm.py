@@ -106,10 +106,6 @@ class CPUMLAImpl:
         self.scale, self.kv_lora_rank = scale, kv_lora_rank
 
 
-class CrossAttentionSpec:
-    pass
-
-
 OVERRIDES = {}
 
 
@@ -140,7 +136,6 @@ HOMES = {
     ".v1.attention.backends.mla": (),
     ".v1.attention.backends.mla.cpu_mla": (CPUMLABackend, CPUMLAImpl),
     ".v1.attention.backends.registry": (AttentionBackendEnum, register_backend),
-    ".v1.kv_cache_interface": (CrossAttentionSpec,),
 }
 
 

@@ -16,7 +16,6 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend, CPUMLAImpl
-from vllm.v1.kv_cache_interface import CrossAttentionSpec
 
 from qkv._kvcache import attention_with_kvcache
 from qkv._refuse import refuse
@@ -56,9 +55,9 @@ class Backend(CPUAttentionBackend):
 class Builder(AttentionMetadataBuilder[CommonAttentionMetadata]):
     """Of a batch the operator is told what vLLM tells every backend."""
 
+    # Abstract in vLLM.
     def __init__(self, kv_cache_spec: Any, layer_names: Any, vllm_config: Any, device: Any) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        self._is_cross = isinstance(kv_cache_spec, CrossAttentionSpec)
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata,
@@ -66,8 +65,6 @@ class Builder(AttentionMetadataBuilder[CommonAttentionMetadata]):
     ) -> CommonAttentionMetadata:  # fmt: skip
         if isinstance(common_attn_metadata.causal, Tensor):
             _refuse("causal", "one for each request", "one for all is expected")
-        if self._is_cross:
-            return common_attn_metadata.replace(causal=False)
         return common_attn_metadata
 
 
