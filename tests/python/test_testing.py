@@ -367,6 +367,9 @@ BAD = {
     "mask dtype": ({"attn_mask": Q[0, 0, :, :5].long()}, TypeError, "attn_mask is torch.int64"),
     "slopes": ({"alibi_slopes": Q[0, 0, 0, :3]}, ValueError, r"alibi_slopes is \[3\], but"),
     "sinks": ({"sinks": 1.0}, TypeError, "sinks is 1.0, but a tensor"),
+    "complex sinks": (
+        {"sinks": Q[0, :, 0, 0].cfloat()}, TypeError, "sinks is torch.complex64, but a floating"
+    ),
     "scale": ({"scale": INF}, ValueError, "scale is inf, but a finite number"),
     "softcap": ({"softcap": -1.0}, ValueError, "softcap is -1.0, but"),
     "window": ({"window_size": (-2, 0)}, ValueError, r"window_size is \(-2, 0\), but"),

@@ -46,20 +46,22 @@ def check_heads(name: str, x: Tensor, query: Tensor, enable_gqa: bool) -> None:
         refuse(name, x, f"leading dimensions that broadcast with query's, {others}, are expected")
 
 
-def check_broadcast(name: str, x: Tensor, lead: Sequence[int], meaning: str) -> None:
+def check_broadcast(
+    name: str, x: Tensor, lead: Sequence[int], meaning: str, or_bool: str = ""
+) -> None:
     if not isinstance(x, Tensor):
         refuse(name, repr(x), "a tensor is expected", TypeError)
     if not broadcasts(x.shape, lead):
         wanted = f"a shape that broadcasts with {meaning}, here {[*lead]}, is expected"
         refuse(name, x, wanted)
+    if not x.is_floating_point() and not (or_bool and x.dtype == torch.bool):
+        refuse(name, x.dtype, f"{or_bool}a floating dtype is expected", TypeError)
 
 
 def check_mask(name: str, mask: Tensor, lead: Sequence[int], L: int, S: int) -> None:
-    check_broadcast(name, mask, (*lead, L, S), "[..., H, L, S]")
+    check_broadcast(name, mask, (*lead, L, S), "[..., H, L, S]", "bool or ")
     if any(n not in (1, m) for n, m in zip(mask.shape[::-1], (S, L), strict=False)):
         refuse(name, mask, f"[..., {L} or 1, {S} or 1] is expected")
-    if mask.dtype != torch.bool and not mask.is_floating_point():
-        refuse(name, mask.dtype, "bool or a floating dtype is expected", TypeError)
 
 
 def check_numbers(scale: float | None, softcap: float, window_size: tuple[int, int] | None) -> None:
