@@ -332,6 +332,9 @@ class TestTolerances:
             for actual, shape in ((one[:1], r"\[1\]"), (one[:, None], r"\[2, 1\]")):
                 with pytest.raises(ValueError, match=rf"actual is {shape}, but \[2\], the shape"):
                     measure(actual, one)
+            for name, given in (("actual", (one * 1j, one)), ("expected", (one, one * 1j))):
+                with pytest.raises(TypeError, match=f"{name} is torch.complex64, but real numbers"):
+                    measure(*given)
 
 
 @pytest.mark.parametrize("name", ["attention", "attention_weights", "hard_attention", "varlen_attn",

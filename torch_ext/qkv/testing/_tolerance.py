@@ -134,6 +134,9 @@ def _named(tensors) -> dict:
 def _differences(actual: Tensor, expected: Tensor) -> Tensor:
     if actual.shape != expected.shape:
         refuse("actual", actual, f"{[*expected.shape]}, the shape of expected, is expected")
+    for name, x in (("actual", actual), ("expected", expected)):
+        if x.is_complex():  # of which float64 keeps the real part
+            refuse(name, x.dtype, "real numbers are expected", TypeError)
     actual, expected = actual.detach().double(), expected.detach().double()
     same = (actual == expected) | (actual.isnan() & expected.isnan())
     error = (actual - expected).abs()
