@@ -447,6 +447,14 @@ def test_what_is_no_spans(name):
             TAKE_SPANS[name](torch.zeros((), dtype=torch.int32))
 
 
+def test_masks_of_no_span_and_of_samples():
+    none = Spans(torch.zeros(3, 0, dtype=torch.int32))
+    assert none.to_mask(4).equal(torch.zeros(3, 4, dtype=torch.bool))
+    spans = torch.stack([Spans.window(4, n, 0).tensor for n in (1, 2)])
+    found = torch.vmap(lambda tensor: Spans(tensor).to_mask(4))(spans)
+    assert found.equal(Spans(spans).to_mask(4))
+
+
 def test_builders_refuse():
     with pytest.raises(ValueError, match="more than one piece"):
         Spans.documents(torch.tensor([0, 1, 0]))

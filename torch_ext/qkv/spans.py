@@ -213,8 +213,8 @@ class Spans:
         """The same as a boolean mask, `[..., L, S]`."""
         keys = torch.arange(seqlen_k, device=self.tensor.device)
         seen = torch.zeros_like(keys, dtype=torch.bool).repeat(*self.tensor.shape[:-1], 1)
-        for span in self.tensor[..., None].split(2, -2):
-            seen |= (span[..., 0, :] <= keys) & (keys < span[..., 1, :])
+        for span in self.tensor[..., None].unflatten(-2, (-1, 2)).unbind(-3):
+            seen = seen | (span[..., 0, :] <= keys) & (keys < span[..., 1, :])
         return seen
 
     def __or__(self, other: "Spans") -> "Spans":
