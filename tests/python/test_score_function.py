@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from common import run_forked
 from score_programs import evaluated, trace
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import qkv
 from qkv import _recorded
@@ -339,6 +340,32 @@ def test_captured_tensors_of_torch_func(through):
         torch.testing.assert_close(tangent, torch.cat([torch.ones(3), w.exp()]))
     else:
         torch.testing.assert_close(torch.vmap(tables)(w[None]), true[None])
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        lambda f, *x: torch.jit.trace(f, x, check_trace=False),
+        lambda f, *x: make_fx(f)(*x),
+        lambda f, *x: make_fx(f, pre_dispatch=True)(*x),
+    ],
+    ids=["jit", "make_fx", "pre_dispatch"],
+)
+@pytest.mark.filterwarnings(
+    "ignore::torch.jit.TracerWarning", "ignore:.torch.jit:DeprecationWarning"
+)
+def test_integers_of_what_is_recorded_are_no_constants(record):
+    """They were, where a call before it had made the table already."""
+    x, documents = torch.randn(1, 2, 8, 4), torch.arange(8) // 4
+
+    def call(x, ids):
+        hide = lambda s, b, h, q, k: torch.where(ids[q] == ids[k], s, -torch.inf)  # noqa: E731
+        return qkv.flex_attention(x, x, x, hide)
+
+    call(x, documents)
+    recorded = record(call, x, documents)
+    others = torch.arange(8) // 2
+    torch.testing.assert_close(recorded(x, others), call(x, others))
 
 
 def test_a_table_that_jit_refuses():

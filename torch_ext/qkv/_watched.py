@@ -25,7 +25,8 @@ def is_recorded() -> bool:
     by torch.jit.trace, torch.export and make_fx, and not by torch.compile."""
     if torch.compiler.is_compiling():
         return torch.compiler.is_exporting()
-    proxies = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
+    kind, ops = torch._C._TorchDispatchModeKey.PROXY, torch._ops
+    proxies = torch._C._get_dispatch_mode(kind) or ops._get_dispatch_mode_pre_dispatch(kind)
     return torch._C._is_tracing() or proxies is not None
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch._C._functorch import get_unwrapped
 from torch._C._functorch import is_functorch_wrapped_tensor as _is_wrapped
 
+from qkv._watched import is_recorded
+
 
 def joined(parts: list[Tensor]) -> Tensor | None:
     return torch.cat(parts) if len(parts) > 1 else parts[0] if parts else None
@@ -57,7 +59,10 @@ def in_int32(x: Tensor, function: Any) -> Tensor:
 def _is_plain(x: Tensor) -> bool:
     """Whether it has numbers, and is of no mode or transform that ends."""
     is_tensor = type(x) in (Tensor, torch.nn.Parameter) and not _is_wrapped(x)
-    return is_tensor and not torch._C._len_torch_dispatch_stack()
+    modes = (
+        torch._C._len_torch_dispatch_stack() or torch._ops._len_torch_dispatch_stack_pre_dispatch()
+    )
+    return is_tensor and not modes
 
 
 def _is_own(x: Tensor) -> bool:
@@ -73,7 +78,9 @@ class Remembered:
         self._last: tuple[list[weakref.ref[Tensor]], list[tuple[int, int]], Any] | None = None
 
     def of(self, tensors: list[Tensor], make: Callable[[], Any]) -> Any:
-        if not all(_is_plain(x) and not x.is_inference() and _is_own(x) for x in tensors):
+        # What records has to see how they are made, or they become constants of what it records.
+        is_lasting = all(_is_plain(x) and not x.is_inference() and _is_own(x) for x in tensors)
+        if is_recorded() or not is_lasting:
             return make()
         # `x.data = y` is no new version.
         versions, last = [(x._version, x.data_ptr()) for x in tensors], self._last
