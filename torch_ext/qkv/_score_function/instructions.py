@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
+
 Line = tuple[str | int, ...]  # of a program's text, such as ("load", 0, 2)
 KINDS = "bif"  # booleans, integers, floating numbers: torch's result has the last one of its inputs
 _RESULT = dict.fromkeys("eq ne lt le gt ge".split(), "b") | {"to_float": "f", "to_int": "i"}
@@ -150,8 +152,8 @@ def _sign(p: Instructions, kind: str, x: Any) -> Register:
 def _clamp(
     p: Instructions, kind: str, x: Any, min: Any = None, max: Any = None, closed: str = "t"
 ) -> Register:
-    """Of floating numbers by `where`: torch has x's gradient at the ends, and with `closed="e"`,
-    which is how relu and its kin are defined, none."""
+    """Of floating numbers by `where`: at the ends there is x's gradient, and with `closed="e"`, as
+    relu and its kin are defined, none."""
     x = p.of(x, kind)
     for end, beyond, inner in ((min, "l", "maximum"), (max, "g", "minimum")):
         if end is not None and kind == "f":
@@ -160,6 +162,16 @@ def _clamp(
         elif end is not None:
             x = RULES[inner](p, kind, x, end)
     return x
+
+
+def _gradient_at_end() -> bool:
+    """Whether torch.clamp has one: that of 2.13 does, and that of 2.15 does not."""
+    with torch.inference_mode(False), torch.enable_grad():
+        x = torch.zeros((), device="cpu", requires_grad=True)
+        return bool(torch.autograd.grad(x.clamp(min=0), x)[0])
+
+
+_CLOSED = "t" if _gradient_at_end() else "e"
 
 
 def _where(p: Instructions, kind: str, condition: Any, a: Any, b: Any) -> Register:
@@ -299,9 +311,9 @@ RULES |= {
     "fmod": _fmod,
     "minimum": _each("min", "and"),
     "maximum": _each("max", "or"),
-    "clamp": _clamp,
-    "clamp_min": _clamp,
-    "clamp_max": lambda p, kind, x, end: _clamp(p, kind, x, None, end),
+    "clamp": lambda p, kind, x, min=None, max=None: _clamp(p, kind, x, min, max, _CLOSED),
+    "clamp_min": lambda p, kind, x, end: _clamp(p, kind, x, end, None, _CLOSED),
+    "clamp_max": lambda p, kind, x, end: _clamp(p, kind, x, None, end, _CLOSED),
     "where": _where,
     "masked_fill": lambda p, kind, x, mask, value: _where(p, kind, mask, value, x),
     "floor": _rounded(lambda p, x: p("floor", x)),
