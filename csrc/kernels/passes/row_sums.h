@@ -4,8 +4,6 @@
 // would be off by d times itself. So it is divided by that sum, to which the sink's weight belongs.
 #pragma once
 
-#include <cmath>
-
 #include "common/row_sums.h"
 #include "kernels/passes/backward.h"
 #include "kernels/passes/grad_tile.h"
