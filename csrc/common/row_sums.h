@@ -8,10 +8,9 @@
 //     it grows with lse. Where a mask is finfo.min for all S keys of a row, lse = finfo.min +
 //     log(S) has lost log(S), and the weights add up to S;
 //   - weights have a gradient themselves, of which O knows nothing;
-//   - in half precision, where O is rounded, the slopes of ALiBi have a gradient: the sum of dS_ij
-//   *
-//     distance_ij, in which an error that all keys of a row share counts as often as their
-//     distances say, while the gradients themselves cancel;
+//   - O is rounded, in half precision, and ALiBi's slopes have a gradient: they add up dS_ij times
+//     a distance of up to S. The dS_ij of a row add up to 0, but an error that all of them share is
+//     multiplied by the sum of the distances;
 //   - there are few keys, so that sums over them are nearly exact (kernels/score/whole_rows.h).
 // Whoever has cut the keys into parts gives a part the log-sum-exp of them all. Its weights add up
 // to less than 1, and the sum says nothing: see are_whole().
@@ -58,7 +57,7 @@ bool has_few_keys(const Problem& p) {
 inline bool sums_row(const Problem& p, const BackwardArgs& a, double lse) {
   const bool is_large = std::abs(lse) >= kLargeLse;
   const bool is_rounded = p.dtype != compute_type(p.dtype) && a.grad_by_head[kAlibiSlopes].data;
-  // Second derivatives of half precision are made in f32, and a direction has sums of its own.
+  // The package makes second derivatives of half precision in f32 (run_wide), so that O is precise.
   const bool is_off = is_large || (is_rounded && !a.direction);
   return a.grad_weights.data || (is_off && std::abs(lse) < HUGE_VAL);
 }

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 Line = tuple[str | int, ...]  # of a program's text, such as ("load", 0, 2)
 KINDS = "bif"  # booleans, integers, floating numbers: torch's result has the last one of its inputs
@@ -165,10 +166,13 @@ def _clamp(
 
 
 def _gradient_at_end() -> bool:
-    """Whether torch.clamp has one: that of 2.13 does, and that of 2.15 does not."""
-    with torch.inference_mode(False), torch.enable_grad():
-        x = torch.zeros((), device="cpu", requires_grad=True)
-        return bool(torch.autograd.grad(x.clamp(min=0), x)[0])
+    """Whether torch.clamp has one: that of 2.13 does, and that of 2.15 does not.
+
+    Under the modes that this module may be imported in, tensors need not have numbers. The node is
+    called by itself: the engine would start threads for GPUs, after which no process may fork."""
+    with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
+        of_clamp = torch.zeros((), device="cpu", requires_grad=True).clamp(min=0).grad_fn
+        return bool(cast("Any", of_clamp)(torch.ones((), device="cpu")))
 
 
 _CLOSED = "t" if _gradient_at_end() else "e"

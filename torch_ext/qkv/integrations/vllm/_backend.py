@@ -55,7 +55,7 @@ class Backend(CPUAttentionBackend):
 class Builder(AttentionMetadataBuilder[CommonAttentionMetadata]):
     """Of a batch the operator is told what vLLM tells every backend."""
 
-    # Abstract in vLLM.
+    # vLLM declares it abstract.
     def __init__(self, kv_cache_spec: Any, layer_names: Any, vllm_config: Any, device: Any) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
 
