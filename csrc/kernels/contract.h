@@ -78,9 +78,9 @@ static_assert(
     "Blocks of keys are whole steps (key_step), and scratch memory has room for kKeyBlock "
     "keys: a block of one step must fit");
 
-static_assert(kFixedBits || kFewKeys <= kKeyBlock,
-              "Planes of few rows take kFewKeys keys at a time (ForwardFewRows), whose scores lie "
-              "in memory for kKeyBlock keys where options work on them (ForwardScratch)");
+static_assert(kFixedBits || kFewTileKeys <= kKeyBlock,
+              "Planes of few rows take kFewTileKeys keys at a time where options work on them "
+              "(ForwardFewRows), whose scores lie in memory for kKeyBlock keys (ForwardScratch)");
 
 static_assert(
     kFewPad >= few_places_at_once<float, 1>() && kFewPad >= few_places_at_once<double, 1>(),

@@ -99,13 +99,31 @@ const Compute<E>* weigh(const Problem& p, int64_t key, int64_t keys,
   return scores;
 }
 
+// How many of keys [key, key + keys), of one block, are attended to at once: as many as a tile has
+// room for, where the scores of few rows become one.
+template <class P>
+int64_t keys_at_once(const Problem&, int64_t, int64_t keys, const ForwardState<P>&) {
+  return keys;
+}
+template <class E, class K>
+int64_t keys_at_once(const Problem& p, int64_t key, int64_t keys,
+                     const ForwardState<ForwardFewRows<E, K>>& state) {
+  const bool in_tiles =
+      p.dropout_p > 0 || state.weights.are_wanted() || changes_scores(p, state.tile, key, keys);
+  return in_tiles ? kFewTileKeys : keys;
+}
+
 // Weights and output of one tile of queries for keys [key, key + keys).
 template <class P>
 void attend(const Problem& p, int64_t key, int64_t keys, ForwardScratch<P>& scratch,
             ForwardState<P>& state) {
-  const auto* weights = weigh(p, key, keys, scratch, state);
-  state.weights.rescale(state.tile, key, scratch.rescale);
-  add_values(p, key, keys, weights, scratch, state);
+  const int64_t most = keys_at_once(p, key, keys, state), end = key + keys;
+  for (; key < end; key += most) {
+    const int64_t count = std::min(most, end - key);
+    const auto* weights = weigh(p, key, count, scratch, state);
+    state.weights.rescale(state.tile, key, scratch.rescale);
+    add_values(p, key, count, weights, scratch, state);
+  }
 }
 
 template <class P>

@@ -1,6 +1,5 @@
-// How the forward pass multiplies planes of few rows (products/few_rows.h).
-//
-// Memory is kept busy: beside the keys of a block the next keys are fetched, and values likewise.
+// How the forward pass multiplies planes of few rows (products/few_rows.h). Memory is kept busy:
+// beside the keys of a block its values are fetched, and beside the values the next block's keys.
 #pragma once
 
 #include "kernels/products/few_columns.h"
@@ -37,8 +36,8 @@ class ForwardFewRows {
         scores_(arena.take<T>(kHasRests<K> ? 2 * kFewScores : p.plane_rows() * kFewStep)),
         at_{arena.take<const K*>(kFewStep), arena.take<const K*>(kFewStep)},
         next_at_{arena.take<const K*>(kFewStep), arena.take<const K*>(kFewStep)},
-        marks_(hides_any(p) ? arena.take<T>(kFewKeys * kTileRows<T>) : nullptr),
-        tile_weights_(hides_any(p) ? arena.take<T>(kFewKeys * kTileRows<T>) : nullptr),
+        marks_(hides_any(p) ? arena.take<T>(kFewTileKeys * kTileRows<T>) : nullptr),
+        tile_weights_(hides_any(p) ? arena.take<T>(kFewTileKeys * kTileRows<T>) : nullptr),
         zeros_(hides_any(p) ? arena.take<K>(p.head_dim_v) : nullptr),
         columns_(kFixedBits ? arena.take<T>(2 * kLanes<T> * p.head_dim) : nullptr),
         scales_(kHasScales ? arena.take<T>(kFewStep) : nullptr),
@@ -47,7 +46,7 @@ class ForwardFewRows {
     if (zeros_ && !arena.counting()) std::fill_n(zeros_, p.head_dim_v, K{});
   }
 
-  static int64_t block_keys(int64_t) { return kFewKeys; }
+  int64_t block_keys(int64_t) const { return few_block_keys<K>(p_.head_dim); }
   static int64_t query_size(const Problem& p) { return few_query_size<E, K>(p); }
   static int64_t output_size(const Problem& p) { return kTileRows<T> * p.head_dim_v; }
   static bool has_own_sum(const Problem& p) {
@@ -73,9 +72,9 @@ class ForwardFewRows {
   T* scores(const Tile& tile, int64_t key, int64_t keys, Query query) {
     std::swap(at_, next_at_);
     if (key != next_key_ || keys > next_keys_) find(key, keys, at_);
-    next_key_ = key + keys, next_keys_ = std::min(kFewKeys, p_.seqlen_k - next_key_);
+    next_key_ = key + keys, next_keys_ = std::min(block_keys(0), p_.seqlen_k - next_key_);
     find(next_key_, next_keys_, next_at_);
-    FewAhead<K> ahead{{next_at_.keys, next_keys_}, keys_.dim()};
+    FewAhead<K> ahead{{at_.values, keys}, values_.dim()};
     multiply_keys(tile.rows, {at_.keys, keys}, query, ahead);
     if constexpr (kHasScales) scale_scores(tile, key, keys);
     return scores_;
@@ -90,7 +89,7 @@ class ForwardFewRows {
 
   void add_values(const Tile& tile, int64_t key, int64_t keys, const T* weights, const T* rescale,
                   const T* before, T* output) {
-    FewAhead<K> ahead{{next_at_.values, next_keys_}, values_.dim()};
+    FewAhead<K> ahead{{next_at_.keys, next_keys_}, keys_.dim()};
     add_weighted(tile.rows, {at_.values, keys}, of_elements(tile, key, keys, weights), rescale,
                  before, output, ahead);
   }
@@ -152,18 +151,18 @@ class ForwardFewRows {
   // Makes scores of what multiply_keys has made of int8 keys.
   void scale_scores(const Tile& tile, int64_t key, int64_t keys) const {
     const bool have_rests = !multiplies_pairs<E, K>(p_.head_dim);
-    for_each_scale(tile.rows, keys_, key, keys, p_.seqlen_k, scales_,
-                   [&](int64_t at, Vec<T> scale) QKV_INLINE_LAMBDA {
-                     const Vec<T> score = load(scores_ + at) * scale;
-                     store(scores_ + at,
-                           have_rests ? score + load(scores_ + kFewScores + at) * scale : score);
-                   });
+    for_each_scale(
+        tile.rows, keys_, key, keys, scales_, [&](int64_t at, Vec<T> scale) QKV_INLINE_LAMBDA {
+          const Vec<T> score = load(scores_ + at) * scale;
+          store(scores_ + at, have_rests ? score + load(scores_ + kFewScores + at) * scale : score);
+        });
   }
 
   // What the elements of values are multiplied by: weights, times the scales of int8.
   auto* of_elements(const Tile& tile, int64_t key, int64_t keys, const T* weights) const {
     if constexpr (kHasScales) {
-      for_each_scale(tile.rows, values_, key, keys, p_.seqlen_k, scales_,
+      read_scales(keys_, next_key_, next_keys_), read_scales(values_, next_key_, next_keys_);
+      for_each_scale(tile.rows, values_, key, keys, scales_,
                      [&](int64_t at, Vec<T> scale) QKV_INLINE_LAMBDA {
                        store(scaled_weights_ + at, load(weights + at) * scale);
                      });
@@ -176,12 +175,11 @@ class ForwardFewRows {
   // output [rows, Dv] = rescale * before + weights [rows x keys] of their elements * values.
   void add_weighted(int64_t rows, FewPlaces<K> values, const T* weights, const T* rescale,
                     const T* before, T* output, FewAhead<K>& ahead) {
-    const int64_t dim = p_.head_dim_v;
     if constexpr (kMayMultiplyPairs<E, K>)
       if (values_in_pairs_)
-        return add_few_values_by_pairs<K>(rows, dim, values, weights, words_, rescale, before,
-                                          output, ahead);
-    add_few_values<K>(rows, dim, values, weights, rescale, before, output, ahead);
+        return add_few_values_by_pairs<K>(rows, p_.head_dim_v, values, weights, words_, rescale,
+                                          before, output, ahead);
+    add_few_values<K>(rows, p_.head_dim_v, values, weights, rescale, before, output, ahead);
   }
 
   const Problem& p_;

@@ -74,7 +74,6 @@ __attribute__((noinline)) void dot_pair_rows(int64_t dim, FewPlaces<K> keys, con
   constexpr int QUADS = kFewQuads<ROWS>, KEYS = 4 * QUADS;
   const K* const* const end = keys.rows + keys.count;
   for (; keys.rows < end; keys.rows += KEYS, sums += KEYS) {
-    ahead.step();
     Vec<S> sum[ROWS * QUADS];
     const K* row[KEYS];
     QKV_UNROLL
@@ -83,6 +82,7 @@ __attribute__((noinline)) void dot_pair_rows(int64_t dim, FewPlaces<K> keys, con
     for (int n = 0; n < ROWS * QUADS; ++n) sum[n] = Vec<S>{};
     const Word<K>* q = query;
     for (int64_t d = 0; d < dim; d += kWords) {
+      ahead.step();
       Int32 quads[KEYS];
       QKV_UNROLL
       for (int j = 0; j < KEYS; ++j) quads[j] = (Int32)words_at(row[j] + d);
@@ -98,7 +98,6 @@ __attribute__((noinline)) void dot_pair_rows(int64_t dim, FewPlaces<K> keys, con
         }
       }
     }
-    ahead.step();
     store_quads<S, ROWS, QUADS>(sum, sums);
   }
 }
@@ -110,7 +109,7 @@ void few_scores_by_pairs(int64_t rows, int64_t dim, FewPlaces<K> keys, const flo
   const auto* const packed = reinterpret_cast<const Word<K>*>(query);
   auto* const sums = reinterpret_cast<PairSum<K>*>(scores);
   const auto at_once = [](auto count) { return 4 * kFewQuads<count>; };
-  dot_portions<float>(rows, keys.count, ahead, at_once, [&](int64_t r, auto count) {
+  dot_portions<float>(rows, keys.count, ahead, dim / kWords, at_once, [&](int64_t r, auto count) {
     dot_pair_rows<K, count>(dim, keys, packed + r * 4 * dim, sums + r * kFewStep, ahead);
   });
   const float* const units = units_of(rows, dim, query);

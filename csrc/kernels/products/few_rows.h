@@ -15,14 +15,6 @@
 
 namespace qkv::QKV_ISA {
 
-// The most keys of a block: whole steps of the softmax (few_softmax.h) for every number of lanes,
-// and no more than the tile has room for on which options work.
-constexpr int64_t kFewKeys = kFixedBits ? kFixedKeys : 96;
-// Elements from one row of scores to the next. A product takes kFewAtOnce keys at a time, and
-// writes up to kFewPad scores beyond the last one, which the next product, or the softmax,
-// overwrites.
-constexpr int64_t kFewStep = kFewKeys + kFewPad;
-
 // How many sums a product has in registers: all but four, which hold what is multiplied, and no
 // more than 16. Eight keep two FMA units of latency 4 busy, but just so: sums of values by twelve
 // are 1.1 times as fast on a Zen 3.
@@ -148,13 +140,13 @@ __attribute__((noinline)) void dot_rows(int64_t dim, FewPlaces<E> keys, const T*
 }
 
 // Calls f(row, rows) for each portion of `rows` rows, whose scores with `keys` keys it makes, as
-// many at a time as at_once(rows): two steps of `ahead` each time.
+// many at a time as at_once(rows): `steps` steps of `ahead` each time.
 template <class T, class E, class AtOnce, class F>
-QKV_INLINE void dot_portions(int64_t rows, int64_t keys, FewAhead<E>& ahead, const AtOnce& at_once,
-                             const F& f) {
+QKV_INLINE void dot_portions(int64_t rows, int64_t keys, FewAhead<E>& ahead, int64_t steps,
+                             const AtOnce& at_once, const F& f) {
   ahead.steps = 0;
   for_each_portion<kFewPortion<T>>(rows, [&](int64_t, auto count) {
-    ahead.steps += 2 * ((keys + at_once(count) - 1) / at_once(count));
+    ahead.steps += steps * ((keys + at_once(count) - 1) / at_once(count));
   });
   for_each_portion<kFewPortion<T>>(rows, f);
 }
@@ -187,7 +179,7 @@ template <class E, class T = Compute<E>>
 void few_scores_by_elements(int64_t rows, int64_t dim, FewPlaces<E> keys, const T* query, T* scores,
                             FewAhead<E>& ahead) {
   const auto at_once = [](auto count) { return kFewAtOnce<T, count>; };
-  dot_portions<T>(rows, keys.count, ahead, at_once, [&](int64_t r, auto count) {
+  dot_portions<T>(rows, keys.count, ahead, 2, at_once, [&](int64_t r, auto count) {
     dot_rows<E, count>(dim, keys, query + r * dim, scores + r * kFewStep, ahead);
   });
 }
