@@ -15,7 +15,7 @@ class ProductCall {
   ProductCall(Random& random, DType dtype, bool along_depth) {
     p_.dtype = dtype, p_.batch = draw(random, 1, 3),
     p_.rows = std::max<int64_t>(1, draw(random, -2, kMostProductRows));
-    p_.depth = draw(random, 0, 1100), p_.columns = draw(random, 0, 300);
+    p_.depth = draw(random, 0, 2000), p_.columns = draw(random, 0, 300);
     int64_t& whole = along_depth ? p_.depth : p_.columns;
     whole = std::max<int64_t>(1, whole / kProductUnit) * kProductUnit;
     const auto make = [&](int64_t rows, int64_t columns, bool is_input) {

@@ -41,9 +41,6 @@ QKV_INLINE void touch_pages(const E* from, int64_t bytes) {
 // Where numbers are multiplied more often than this, reading them is no longer what takes the time,
 // and the CPU fetches too late what comes next. All lines are fetched then: a matrix from memory
 // takes 0.7 to 0.8 of the time, one in the second-level cache 1.2 (Zen 5).
-template <class E>
-constexpr bool fetches_lines(int64_t rows) {
-  return rows > (kIsHalf<E> ? 2 : 4);
-}
+constexpr bool fetches_lines(int64_t rows) { return rows > 2; }
 
 }  // namespace qkv::QKV_ISA

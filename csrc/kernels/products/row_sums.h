@@ -29,7 +29,7 @@ class RowSums {
   void run(const E* matrix, int64_t step, int64_t columns, T* sums) const {
     const int64_t width = whole_units<E>(columns), bytes = columns * int64_t(sizeof(E));
     const int64_t soon = kTaken * (1 + kRowAhead / (kTaken * bytes)) * step;
-    const bool by_lines = fetches_lines<E>(rows_) || bytes < kPage / 2;  // too short to be foreseen
+    const bool by_lines = fetches_lines(rows_) || bytes < kPage / 2;  // too short to be foreseen
     std::fill_n(sums, rows_ * width, T(0));
     for_each_portion<kTaken>(depth_, [&](int64_t k, auto taken) {
       const E* const rows = matrix + k * step;
