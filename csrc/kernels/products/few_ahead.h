@@ -2,6 +2,7 @@
 // others are multiplied.
 #pragma once
 
+#include "kernels/operands/ask_rows.h"
 #include "kernels/operands/operands.h"
 #include "kernels/products/row_ahead.h"
 
@@ -85,6 +86,32 @@ struct FewAhead {
     if (lines % 2 == 0) return fetch_lines<2>(row, dim);
     fetch_lines<1>(row, dim);
   }
+};
+
+// Which rows are fetched while others are multiplied.
+template <class E>
+class FewAsked {
+ public:
+  FewAsked(Arena& arena, const Problem& p)
+      : memory_(p.head_dim == p.head_dim_v && asks_ahead<float, E>(p, 0, kNear)
+                    ? arena.take<const E*>(2 * kFewStep)
+                    : nullptr) {}
+
+  // `count` rows `next`, while `keys` rows `now` are multiplied. If they come from memory, every
+  // row is asked for once more, soon before it is multiplied: after each of the rows one of `now`,
+  // from the kFewPad-th one on. int8 takes 0.82 to 0.97 of the time with it, bf16 0.92 to 1.05,
+  // with pages of 4 KiB on one thread of a Zen 5; in a second-level cache both would take 1.1.
+  FewPlaces<E> rows(const E* const* next, int64_t count, const E* const* now, int64_t keys) const {
+    if (!memory_ || count > keys) return {next, count};
+    for (int64_t j = 0; j < count; ++j)
+      memory_[2 * j] = next[j], memory_[2 * j + 1] = now[j + kFewPad];
+    return {memory_, 2 * count};
+  }
+
+ private:
+  // Caches of no more bytes may be in a cache of the CPU.
+  static constexpr double kNear = 1 << 20;
+  const E** memory_;
 };
 
 }  // namespace qkv::QKV_ISA
