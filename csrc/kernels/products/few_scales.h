@@ -14,7 +14,7 @@ template <class K>
 QKV_INLINE void read_scales(const KeyRows<K>& places, int64_t key, int64_t keys) {
   if (keys <= 0) return;
   const RowPlaces<float>& of = places.scales();
-  const int64_t step = of.row == 1 ? int64_t(kCacheLine / sizeof(float)) : 1;
+  const int64_t step = of.row == 0 ? keys : of.row == 1 ? int64_t(kCacheLine / sizeof(float)) : 1;
   of.for_each_piece(key, keys, [&](const float* scale, int64_t count, int64_t) {
     for (int64_t i = 0; i < count; i += step)
       (void)*static_cast<const volatile float*>(scale + i * of.row);
