@@ -24,7 +24,7 @@ TEST_P(DecodeTest, WhereKeysAreSplit) {
   }
 }
 
-// One tile of rows where keys and values are more than the cache holds (ForwardAhead::kNear): its
+// One tile of rows where keys and values are more than the cache holds (kNearInputs): its
 // products are cut into pieces.
 TEST_P(DecodeTest, OneTileFromMemory) {
   for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {

@@ -93,14 +93,15 @@ template <class E>
 class FewAsked {
  public:
   FewAsked(Arena& arena, const Problem& p)
-      : memory_(p.head_dim == p.head_dim_v && asks_ahead<float, E>(p, 0, kNear)
+      : memory_(p.head_dim == p.head_dim_v && asks_ahead<float, E>(p, 0, kNearInputs)
                     ? arena.take<const E*>(2 * kFewStep)
                     : nullptr) {}
 
-  // `count` rows `next`, while `keys` rows `now` are multiplied. If they come from memory, every
-  // row is asked for once more, soon before it is multiplied: after each of the rows one of `now`,
-  // from the kFewPad-th one on. int8 takes 0.82 to 0.97 of the time with it, bf16 0.92 to 1.05,
-  // with pages of 4 KiB on one thread of a Zen 5; in a second-level cache both would take 1.1.
+  // Returns what is fetched while `keys` rows `now` are multiplied: `count` rows `next`. If they
+  // come from memory, every row is asked for once more, soon before it is multiplied: each of the
+  // rows is followed by one of `now`, from the kFewPad-th one on. With pages of 4 KiB, on one
+  // thread of a Zen 5, int8 takes 0.82 to 0.97 of the time by it, and bf16 0.92 to 1.05; what is in
+  // a second-level cache would take 1.1.
   FewPlaces<E> rows(const E* const* next, int64_t count, const E* const* now, int64_t keys) const {
     if (!memory_ || count > keys) return {next, count};
     for (int64_t j = 0; j < count; ++j)
@@ -109,8 +110,6 @@ class FewAsked {
   }
 
  private:
-  // Caches of no more bytes may be in a cache of the CPU.
-  static constexpr double kNear = 1 << 20;
   const E** memory_;
 };
 
