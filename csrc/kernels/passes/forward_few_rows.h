@@ -36,7 +36,6 @@ class ForwardFewRows {
         scores_(arena.take<T>(kHasRests<K> ? 2 * kFewScores : p.plane_rows() * kFewStep)),
         at_{arena.take<const K*>(kFewStep), arena.take<const K*>(kFewStep)},
         next_at_{arena.take<const K*>(kFewStep), arena.take<const K*>(kFewStep)},
-        asked_(arena, p),
         marks_(hides_any(p) ? arena.take<T>(kFewTileKeys * kTileRows<T>) : nullptr),
         tile_weights_(hides_any(p) ? arena.take<T>(kFewTileKeys * kTileRows<T>) : nullptr),
         zeros_(hides_any(p) ? arena.take<K>(p.head_dim_v) : nullptr),
@@ -75,7 +74,7 @@ class ForwardFewRows {
     if (key != next_key_ || keys > next_keys_) find(key, keys, at_);
     next_key_ = key + keys, next_keys_ = std::min(block_keys(0), p_.seqlen_k - next_key_);
     find(next_key_, next_keys_, next_at_);
-    FewAhead<K> ahead{asked_.rows(at_.values, keys, at_.keys, keys), values_.dim()};
+    FewAhead<K> ahead{{at_.values, keys}, values_.dim()};
     multiply_keys(tile.rows, {at_.keys, keys}, query, ahead);
     if constexpr (kHasScales) scale_scores(tile, key, keys);
     return scores_;
@@ -90,7 +89,7 @@ class ForwardFewRows {
 
   void add_values(const Tile& tile, int64_t key, int64_t keys, const T* weights, const T* rescale,
                   const T* before, T* output) {
-    FewAhead<K> ahead{asked_.rows(next_at_.keys, next_keys_, at_.values, keys), keys_.dim()};
+    FewAhead<K> ahead{{next_at_.keys, next_keys_}, keys_.dim()};
     add_weighted(tile.rows, {at_.values, keys}, of_elements(tile, key, keys, weights), rescale,
                  before, output, ahead);
   }
@@ -187,7 +186,6 @@ class ForwardFewRows {
   const bool values_in_pairs_;
   T* scores_;            // [kFewRows, kFewStep]
   Places at_, next_at_;  // of the block, and of the next one
-  FewAsked<K> asked_;
   int64_t next_key_ = -1, next_keys_ = 0;
   T *marks_, *tile_weights_;     // [keys x lanes]; marks are of scores (repair/)
   K* zeros_;                     // [Dv]

@@ -88,29 +88,4 @@ struct FewAhead {
   }
 };
 
-// Which rows are fetched while others are multiplied.
-template <class E>
-class FewAsked {
- public:
-  FewAsked(Arena& arena, const Problem& p)
-      : memory_(p.head_dim == p.head_dim_v && asks_ahead<float, E>(p, 0, kNearInputs)
-                    ? arena.take<const E*>(2 * kFewStep)
-                    : nullptr) {}
-
-  // Returns what is fetched while `keys` rows `now` are multiplied: `count` rows `next`. If they
-  // come from memory, every row is asked for once more, soon before it is multiplied: each of the
-  // rows is followed by one of `now`, from the kFewPad-th one on. With pages of 4 KiB, on one
-  // thread of a Zen 5, int8 takes 0.82 to 0.97 of the time by it, and bf16 0.92 to 1.05; what is in
-  // a second-level cache would take 1.1.
-  FewPlaces<E> rows(const E* const* next, int64_t count, const E* const* now, int64_t keys) const {
-    if (!memory_ || count > keys) return {next, count};
-    for (int64_t j = 0; j < count; ++j)
-      memory_[2 * j] = next[j], memory_[2 * j + 1] = now[j + kFewPad];
-    return {memory_, 2 * count};
-  }
-
- private:
-  const E** memory_;
-};
-
 }  // namespace qkv::QKV_ISA

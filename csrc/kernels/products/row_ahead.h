@@ -27,7 +27,7 @@ QKV_INLINE void pack_row(const E* from, int64_t col, int64_t dim, Natural<E>* to
 }
 
 // How many bytes ahead of what is multiplied something is fetched.
-constexpr int64_t kPage = 4096, kRowAhead = 4 * kPage;
+constexpr int64_t kPage = 4096, kRowAhead = 8 * kPage;
 
 // Has the CPU look up where the pages of these bytes lie, which are read soon: from one page to the
 // next it fetches nothing by itself. On a virtual Zen 5 with pages of 4 KiB, a matrix from memory
