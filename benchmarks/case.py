@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+import qkv
 from qkv.bench.measure import warm_up
 
 from .call import Call, Unavailable, leaves_of, on_math_path
@@ -148,10 +149,13 @@ def uncached_bytes():
 
 
 def copies(inputs, is_cold):
-    """[inputs]; if they shall not be found in a CPU's cache, as many copies of the keys and values
-    as no cache holds."""
-    caches = [name for name in ("key", "value") if is_cold]
-    size = sum(inputs[name].nbytes for name in caches)
-    number = min(MOST_COPIES, math.ceil(uncached_bytes() / size)) if caches else 1
-    more = [inputs | {name: inputs[name].clone() for name in caches} for _ in range(number - 1)]
-    return [inputs, *more]
+    """[inputs]; if they shall not be found in a CPU's cache, as many of them as no cache holds,
+    whose keys and values lie where new_cache puts them, for torch's ways, too."""
+    if not is_cold:
+        return [inputs]
+    caches = {name: inputs[name] for name in ("key", "value")}
+    number = math.ceil(uncached_bytes() / sum(x.nbytes for x in caches.values()))
+    return [
+        inputs | {n: qkv.new_cache(x.shape, dtype=x.dtype).copy_(x) for n, x in caches.items()}
+        for _ in range(min(MOST_COPIES, number))
+    ]

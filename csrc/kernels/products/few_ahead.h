@@ -60,13 +60,15 @@ QKV_INLINE void fetch_lines(const E* row, int64_t dim) {
 // first one: a cache in memory takes 0.7 of the time on two threads of a Zen 4, and 0.55 on one;
 // one in the second-level cache as long. All of a row is fetched at once: a line of it between
 // every few multiplications took 1.2 to 1.4 times as long (Zen 3). And where a page begins, one
-// some pages ahead is looked up, as if rows lay one behind the other: a cache of bf16 in memory
-// takes 0.75 of the time on one thread of a virtual Zen 5 with pages of 4 KiB.
+// some pages ahead is looked up, as if rows lay one behind the other: with pages of 4 KiB, one
+// thread of a virtual Zen 5 takes 0.8 to 0.95 of the time by it.
 //
 // A CPU drops requests that find no room beside those that are open, and such lines are waited for
 // when they are multiplied. So few are made at a time: of 192 lines at once, a Zen 5 drops 10 to 15
 // %; and of rows of int8 that begin 64 bytes behind a page, requested four at a time, some 5 %, by
-// which 4 queries take 18 ns a key of one thread instead of 10.
+// which 4 queries take 18 ns a key of one thread instead of 10. To request rows a second time, soon
+// before they are multiplied, takes int8 in huge pages 1.1 to 1.6 times as long, and bf16 1.1 to
+// 1.35: keys and values then come from memory at a time, where one of them alone is faster.
 template <class E>
 struct FewAhead {
   FewPlaces<E> places;
