@@ -36,6 +36,7 @@ class ForwardFewRows {
         scores_(arena.take<T>(kHasRests<K> ? 2 * kFewScores : p.plane_rows() * kFewStep)),
         at_{arena.take<const K*>(kFewStep), arena.take<const K*>(kFewStep)},
         next_at_{arena.take<const K*>(kFewStep), arena.take<const K*>(kFewStep)},
+        asked_(arena, p),
         marks_(hides_any(p) ? arena.take<T>(kFewTileKeys * kTileRows<T>) : nullptr),
         tile_weights_(hides_any(p) ? arena.take<T>(kFewTileKeys * kTileRows<T>) : nullptr),
         zeros_(hides_any(p) ? arena.take<K>(p.head_dim_v) : nullptr),
@@ -61,8 +62,7 @@ class ForwardFewRows {
     return memory;
   }
 
-  // Nothing is copied: products read the user's memory.
-  void load_block(Plane plane, int64_t, int64_t) {
+  void load_block(Plane plane, int64_t, int64_t) {  // products read the user's memory
     keys_ = key_rows<K>(p_, plane);
     values_ = value_rows<K>(p_, plane);
   }
@@ -74,7 +74,8 @@ class ForwardFewRows {
     if (key != next_key_ || keys > next_keys_) find(key, keys, at_);
     next_key_ = key + keys, next_keys_ = std::min(block_keys(0), p_.seqlen_k - next_key_);
     find(next_key_, next_keys_, next_at_);
-    FewAhead<K> ahead{{at_.values, keys}, values_.dim()};
+    const K* const* const later = next_keys_ < keys ? at_.keys : next_at_.keys;
+    auto ahead = asked_.ahead({at_.values, keys}, values_.dim(), later, at_.keys, keys);
     multiply_keys(tile.rows, {at_.keys, keys}, query, ahead);
     if constexpr (kHasScales) scale_scores(tile, key, keys);
     return scores_;
@@ -89,7 +90,8 @@ class ForwardFewRows {
 
   void add_values(const Tile& tile, int64_t key, int64_t keys, const T* weights, const T* rescale,
                   const T* before, T* output) {
-    FewAhead<K> ahead{{next_at_.keys, next_keys_}, keys_.dim()};
+    const FewPlaces<K> next{next_at_.keys, next_keys_};
+    auto ahead = asked_.ahead(next, keys_.dim(), next_at_.values, at_.values, keys);
     add_weighted(tile.rows, {at_.values, keys}, of_elements(tile, key, keys, weights), rescale,
                  before, output, ahead);
   }
@@ -132,7 +134,6 @@ class ForwardFewRows {
   }
 
  private:
-  // Where the rows of a block begin, [kFewStep] each.
   struct Places {
     const K **keys, **values;
   };
@@ -185,7 +186,8 @@ class ForwardFewRows {
   const Problem& p_;
   const bool values_in_pairs_;
   T* scores_;            // [kFewRows, kFewStep]
-  Places at_, next_at_;  // of the block, and of the next one
+  Places at_, next_at_;  // where rows of the block and of the next one begin, [kFewStep] each
+  FewAsked<K> asked_;
   int64_t next_key_ = -1, next_keys_ = 0;
   T *marks_, *tile_weights_;     // [keys x lanes]; marks are of scores (repair/)
   K* zeros_;                     // [Dv]
