@@ -83,6 +83,20 @@ TEST_P(PagesTest, AnyOrderAndAnyNumberOfThreads) {
   }
 }
 
+// Keys and values of more than 1 MiB are taken to come from memory, and are asked for differently
+// (products/few_ahead.h): up to the last row, and nothing beyond.
+TEST_P(PagesTest, FromMemory) {
+  for (DType dtype : kDTypes) {
+    Case c;
+    c.dtype = dtype, c.kv_heads = 8, c.L = 1, c.D = c.Dv = 64;
+    for (int64_t S : {577, 608}) {
+      c.S = S;
+      Workload w(c);
+      expect_truth_of_pages(w, 16, uint64_t(S));
+    }
+  }
+}
+
 // NaN lies in keys and values that no query sees.
 TEST_P(PagesTest, HiddenKeysDoNotLeak) {
   for (DType dtype : kDTypes) {

@@ -74,8 +74,7 @@ class ForwardFewRows {
     if (key != next_key_ || keys > next_keys_) find(key, keys, at_);
     next_key_ = key + keys, next_keys_ = std::min(block_keys(0), p_.seqlen_k - next_key_);
     find(next_key_, next_keys_, next_at_);
-    const K* const* const later = next_keys_ < keys ? at_.keys : next_at_.keys;
-    auto ahead = asked_.ahead({at_.values, keys}, values_.dim(), later, at_.keys, keys);
+    FewAhead<K> ahead{asked_.rows({at_.values, keys}, at_.keys, keys), values_.dim()};
     multiply_keys(tile.rows, {at_.keys, keys}, query, ahead);
     if constexpr (kHasScales) scale_scores(tile, key, keys);
     return scores_;
@@ -90,8 +89,7 @@ class ForwardFewRows {
 
   void add_values(const Tile& tile, int64_t key, int64_t keys, const T* weights, const T* rescale,
                   const T* before, T* output) {
-    const FewPlaces<K> next{next_at_.keys, next_keys_};
-    auto ahead = asked_.ahead(next, keys_.dim(), next_at_.values, at_.values, keys);
+    FewAhead<K> ahead{asked_.rows({next_at_.keys, next_keys_}, at_.values, keys), keys_.dim()};
     add_weighted(tile.rows, {at_.values, keys}, of_elements(tile, key, keys, weights), rescale,
                  before, output, ahead);
   }

@@ -59,11 +59,10 @@ QKV_INLINE void fetch_lines(const E* row, int64_t dim) {
 // They come into the second-level cache, for which a core can have more requests open than for the
 // first one: a cache in memory takes 0.7 of the time on two threads of a Zen 4, and 0.55 on one;
 // one in the second-level cache as long. All of a row is fetched at once: a line of it between
-// every few multiplications took 1.2 to 1.4 times as long (Zen 3).
-//
-// The pages of the rows that are fetched afterwards are looked up meanwhile: some 1 us ahead, which
-// is longer than it takes where the tables of pages are in memory, too. With pages of 4 KiB one
-// thread of a virtual Zen 5 takes 0.8 to 0.95 of the time by it.
+// every few multiplications took 1.2 to 1.4 times as long (Zen 3). And where a page begins, one
+// some pages ahead is looked up, as if rows lay one behind the other: with pages of 4 KiB, one
+// thread of a virtual Zen 5 takes 0.8 to 0.95 of the time by it. To look up those of the next block
+// by their addresses takes a paged cache to 0.92, and all that is in a cache 1.06 times as long.
 //
 // A CPU drops requests that find no room beside those that are open, and such lines are waited for
 // when they are multiplied. So few are made at a time: of 192 lines at once, a Zen 5 drops 10 to 15
@@ -73,25 +72,17 @@ template <class E>
 struct FewAhead {
   FewPlaces<E> places;
   int64_t dim;
-  const E* const* later;  // as many rows, whose pages are looked up
   int64_t steps = 1, due = 0;
-  uintptr_t page = 0;  // the last one that was
 
   QKV_INLINE void step() {
-    for (due += places.count; due >= steps; due -= steps) {
-      look_up(*later++);
-      fetch(*places.rows++);
-    }
+    for (due += places.count; due >= steps; due -= steps) fetch(*places.rows++);
   }
 
  private:
-  QKV_INLINE void look_up(const E* row) {
-    const uintptr_t of_row = reinterpret_cast<uintptr_t>(row) / kPage;
-    if (of_row != page) touch_pages(row, 1);
-    page = of_row;
-  }
   QKV_INLINE void fetch(const E* row) const {
     const int64_t bytes = dim * int64_t(sizeof(E)), lines = bytes / int64_t(kCacheLine);
+    if (int64_t(reinterpret_cast<uintptr_t>(row) % kPage) < bytes)
+      touch_pages(row + kRowAhead / int64_t(sizeof(E)), 1);
     if (lines % 4 == 0) return fetch_lines<4>(row, dim);
     if (lines % 2 == 0) return fetch_lines<2>(row, dim);
     fetch_lines<1>(row, dim);
@@ -105,28 +96,24 @@ class FewAsked {
   FewAsked(Arena& arena, const Problem& p)
       : memory_(p.pages.table && sizeof(E) > 1 && p.head_dim == p.head_dim_v &&
                         asks_ahead<float, E>(p, 0, kNearInputs)
-                    ? arena.take<const E*>(4 * kFewStep)
+                    ? arena.take<const E*>(2 * kFewStep)
                     : nullptr) {}
 
-  // What fetches `next`, rows of `dim` elements, and looks up the pages of as many rows `later`,
-  // while `keys` rows `now` are multiplied.
+  // Returns what is fetched while `keys` rows `now` are multiplied: `next`.
   //
   // In pages of a cache (Problem::pages) that come from memory, rows are asked for twice, kAgain
   // rows before they are multiplied once more: behind a page a CPU does not foresee what comes, and
-  // waits for every line that was dropped. Pages of 16 rows of bf16 take 0.85 to 0.93 of the time
+  // waits for every line that was dropped. Pages of 16 rows of bf16 take 0.87 to 0.93 of the time
   // by it, and those of int8 1.1. In one tensor, rows would take up to 1.35 times as long, and what
   // is in a second-level cache 1.1 (one and two threads of a Zen 5).
-  FewAhead<E> ahead(FewPlaces<E> next, int64_t dim, const E* const* later, const E* const* now,
-                    int64_t keys) const {
-    if (!memory_ || next.count > keys || keys < kAgain) return {next, dim, later};
-    const E **const rows = memory_, **const pages = memory_ + 2 * kFewStep;
+  FewPlaces<E> rows(FewPlaces<E> next, const E* const* now, int64_t keys) const {
+    if (!memory_ || next.count > keys || keys < kAgain) return next;
     for (int64_t j = 0; j < next.count; ++j) {
       const int64_t again = j + kAgain;
-      rows[2 * j] = next.rows[j];
-      rows[2 * j + 1] = again < keys ? now[again] : next.rows[again - keys];
-      pages[2 * j] = pages[2 * j + 1] = later[j];
+      memory_[2 * j] = next.rows[j];
+      memory_[2 * j + 1] = again < keys ? now[again] : next.rows[again - keys];
     }
-    return {{rows, 2 * next.count}, dim, pages};
+    return {memory_, 2 * next.count};
   }
 
  private:
