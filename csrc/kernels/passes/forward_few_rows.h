@@ -62,7 +62,8 @@ class ForwardFewRows {
     return memory;
   }
 
-  void load_block(Plane plane, int64_t, int64_t) {  // products read the user's memory
+  // Nothing is copied: products read the user's memory.
+  void load_block(Plane plane, int64_t, int64_t) {
     keys_ = key_rows<K>(p_, plane);
     values_ = value_rows<K>(p_, plane);
   }
@@ -132,6 +133,7 @@ class ForwardFewRows {
   }
 
  private:
+  // Where the rows of a block begin, [kFewStep] each.
   struct Places {
     const K **keys, **values;
   };
@@ -184,7 +186,7 @@ class ForwardFewRows {
   const Problem& p_;
   const bool values_in_pairs_;
   T* scores_;            // [kFewRows, kFewStep]
-  Places at_, next_at_;  // where rows of the block and of the next one begin, [kFewStep] each
+  Places at_, next_at_;  // of the block, and of the next one
   FewAsked<K> asked_;
   int64_t next_key_ = -1, next_keys_ = 0;
   T *marks_, *tile_weights_;     // [keys x lanes]; marks are of scores (repair/)

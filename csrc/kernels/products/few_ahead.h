@@ -61,8 +61,9 @@ QKV_INLINE void fetch_lines(const E* row, int64_t dim) {
 // one in the second-level cache as long. All of a row is fetched at once: a line of it between
 // every few multiplications took 1.2 to 1.4 times as long (Zen 3). And where a page begins, one
 // some pages ahead is looked up, as if rows lay one behind the other: with pages of 4 KiB, one
-// thread of a virtual Zen 5 takes 0.8 to 0.95 of the time by it. To look up those of the next block
-// by their addresses takes a paged cache to 0.92, and all that is in a cache 1.06 times as long.
+// thread of a virtual Zen 5 takes 0.8 to 0.95 of the time by it. Were the pages of the next block
+// looked up by the addresses of its rows, a paged cache would take 0.92 of the time, but what is in
+// a second-level cache 1.06.
 //
 // A CPU drops requests that find no room beside those that are open, and such lines are waited for
 // when they are multiplied. So few are made at a time: of 192 lines at once, a Zen 5 drops 10 to 15
@@ -89,7 +90,7 @@ struct FewAhead {
   }
 };
 
-// Which rows are fetched while others are multiplied.
+// Which rows are fetched while others are multiplied: the next ones, and some of them twice.
 template <class E>
 class FewAsked {
  public:
@@ -101,11 +102,11 @@ class FewAsked {
 
   // Returns what is fetched while `keys` rows `now` are multiplied: `next`.
   //
-  // In pages of a cache (Problem::pages) that come from memory, rows are asked for twice, kAgain
-  // rows before they are multiplied once more: behind a page a CPU does not foresee what comes, and
-  // waits for every line that was dropped. Pages of 16 rows of bf16 take 0.87 to 0.93 of the time
-  // by it, and those of int8 1.1. In one tensor, rows would take up to 1.35 times as long, and what
-  // is in a second-level cache 1.1 (one and two threads of a Zen 5).
+  // Rows in the pages of a paged cache (Problem::pages) that come from memory are asked for once
+  // more, kAgain rows before they are multiplied: behind a page a CPU does not foresee what comes,
+  // and waits for every line that was dropped. Pages of 16 rows of bf16 take 0.87 to 0.93 of the
+  // time by it. Pages of int8 would take 1.1, rows of one tensor up to 1.6, and what is in a
+  // second-level cache 1.1 (one and two threads of a Zen 5).
   FewPlaces<E> rows(FewPlaces<E> next, const E* const* now, int64_t keys) const {
     if (!memory_ || next.count > keys || keys < kAgain) return next;
     for (int64_t j = 0; j < next.count; ++j) {
@@ -117,7 +118,7 @@ class FewAsked {
   }
 
  private:
-  static constexpr int64_t kAgain = 32;
+  static constexpr int64_t kAgain = 32;  // some 200 ns or more; 16 rows took up to 1.04 of the time
 
   const E** memory_;
 };
