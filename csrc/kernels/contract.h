@@ -83,7 +83,8 @@ static_assert(kFixedBits || kFewTileKeys <= kKeyBlock,
               "(ForwardFewRows), whose scores lie in memory for kKeyBlock keys (ForwardScratch)");
 
 static_assert(
-    kFewPad >= few_places_at_once<float, 1>() && kFewPad >= few_places_at_once<double, 1>(),
+    kFewPad >= few_places_at_once(kFewAtOnce<float, 1>) &&
+        kFewPad >= few_places_at_once(kFewAtOnce<double, 1>),
     "A product of few rows takes kFewAtOnce keys at a time: a row of scores must have room for "
     "those beyond the last key");
 

@@ -34,9 +34,7 @@ class ForwardFewRows {
       : p_(p),
         values_in_pairs_(multiplies_pairs<E, K>(p.head_dim_v)),
         scores_(arena.take<T>(kHasRests<K> ? 2 * kFewScores : p.plane_rows() * kFewStep)),
-        at_{arena.take<const K*>(kFewStep), arena.take<const K*>(kFewStep)},
-        next_at_{arena.take<const K*>(kFewStep), arena.take<const K*>(kFewStep)},
-        asked_(arena, p),
+        places_(arena.take<const K*>(2 * kFewKeys + kFewPlaces + kFewMostAhead)),
         marks_(hides_any(p) ? arena.take<T>(kFewTileKeys * kTileRows<T>) : nullptr),
         tile_weights_(hides_any(p) ? arena.take<T>(kFewTileKeys * kTileRows<T>) : nullptr),
         zeros_(hides_any(p) ? arena.take<K>(p.head_dim_v) : nullptr),
@@ -71,12 +69,8 @@ class ForwardFewRows {
   // Returns scores [rows x keys] of keys [key, key + keys), before any option. The functions below
   // are to be called for the same keys, next.
   T* scores(const Tile& tile, int64_t key, int64_t keys, Query query) {
-    std::swap(at_, next_at_);
-    if (key != next_key_ || keys > next_keys_) find(key, keys, at_);
-    next_key_ = key + keys, next_keys_ = std::min(block_keys(0), p_.seqlen_k - next_key_);
-    find(next_key_, next_keys_, next_at_);
-    FewAhead<K> ahead{asked_.rows({at_.values, keys}, at_.keys, keys), values_.dim()};
-    multiply_keys(tile.rows, {at_.keys, keys}, query, ahead);
+    find(tile.rows, key, keys);
+    multiply_keys(tile.rows, at_keys_, query);
     if constexpr (kHasScales) scale_scores(tile, key, keys);
     return scores_;
   }
@@ -90,9 +84,8 @@ class ForwardFewRows {
 
   void add_values(const Tile& tile, int64_t key, int64_t keys, const T* weights, const T* rescale,
                   const T* before, T* output) {
-    FewAhead<K> ahead{asked_.rows({next_at_.keys, next_keys_}, at_.values, keys), keys_.dim()};
-    add_weighted(tile.rows, {at_.values, keys}, of_elements(tile, key, keys, weights), rescale,
-                 before, output, ahead);
+    weights = of_elements(tile, key, keys, weights);
+    add_weighted(tile.rows, at_values_, weights, rescale, before, output);
   }
 
   // Hidden pairs are left out of the sums, which otherwise are those of add_values, to the last
@@ -107,13 +100,12 @@ class ForwardFewRows {
     for (int r = 0; r < tile.rows; ++r) {
       const K* seen[kFewStep];
       T seen_weights[kFewStep] = {};
-      FewAhead<K> nothing{};
       std::fill_n(seen, kFewStep, zeros_);
       for (int64_t j = 0; j < keys; ++j)
         if (marks_[j * tile.step + r] != 0)
-          seen[j] = at_.values[j], seen_weights[j] = weights[r * kFewStep + j];
+          seen[j] = at_values_.rows[j], seen_weights[j] = weights[r * kFewStep + j];
       const int64_t at = r * p_.head_dim_v;
-      add_weighted(1, {seen, keys}, seen_weights, rescale + r, before + at, output + at, nothing);
+      add_weighted(1, {seen, keys}, seen_weights, rescale + r, before + at, output + at);
     }
   }
 
@@ -133,20 +125,23 @@ class ForwardFewRows {
   }
 
  private:
-  // Where the rows of a block begin, [kFewStep] each.
-  struct Places {
-    const K **keys, **values;
-  };
-  void find(int64_t key, int64_t keys, const Places& to) const {
-    few_places(keys_, key, keys, to.keys);
-    few_places(values_, key, keys, to.values);
+  // Notes where the rows of a block begin, and behind them the rows that are fetched beside its
+  // last ones: behind the keys are its values, and behind these the first keys of the next block.
+  void find(int64_t rows, int64_t key, int64_t keys) {
+    const int64_t ahead = few_rows_ahead<K>(rows, keys_.dim());
+    next_key_ = key + keys, next_keys_ = std::min(block_keys(0), p_.seqlen_k - next_key_);
+    const K** const values = few_places(keys_, key, keys, places_);
+    const K** const next = few_places(values_, key, keys, values);
+    const K** const end = few_places(keys_, next_key_, std::min(ahead, next_keys_), next);
+    if (end < next + ahead) std::fill(end, next + ahead, end[-1]);
+    at_keys_ = {places_, keys, ahead}, at_values_ = {values, keys, ahead};
   }
 
   // scores_ = the products of `rows` queries with keys.
-  void multiply_keys(int64_t rows, FewPlaces<K> keys, Query query, FewAhead<K>& ahead) {
+  void multiply_keys(int64_t rows, FewPlaces<K> keys, Query query) {
     if constexpr (kFixedBits && !kHasScales)
-      return few_scores_by_columns<K>(rows, p_.head_dim, keys, query, columns_, scores_, ahead);
-    few_scores<E, K>(rows, p_.head_dim, keys, query, scores_, ahead);
+      return few_scores_by_columns<K>(rows, p_.head_dim, keys, query, columns_, scores_);
+    few_scores<E, K>(rows, p_.head_dim, keys, query, scores_);
   }
 
   // Makes scores of what multiply_keys has made of int8 keys.
@@ -175,19 +170,19 @@ class ForwardFewRows {
 
   // output [rows, Dv] = rescale * before + weights [rows x keys] of their elements * values.
   void add_weighted(int64_t rows, FewPlaces<K> values, const T* weights, const T* rescale,
-                    const T* before, T* output, FewAhead<K>& ahead) {
+                    const T* before, T* output) {
     if constexpr (kMayMultiplyPairs<E, K>)
       if (values_in_pairs_)
         return add_few_values_by_pairs<K>(rows, p_.head_dim_v, values, weights, words_, rescale,
-                                          before, output, ahead);
-    add_few_values<K>(rows, p_.head_dim_v, values, weights, rescale, before, output, ahead);
+                                          before, output);
+    add_few_values<K>(rows, p_.head_dim_v, values, weights, rescale, before, output);
   }
 
   const Problem& p_;
   const bool values_in_pairs_;
-  T* scores_;            // [kFewRows, kFewStep]
-  Places at_, next_at_;  // of the block, and of the next one
-  FewAsked<K> asked_;
+  T* scores_;         // [kFewRows, kFewStep]
+  const K** places_;  // [2 kFewKeys + kFewPlaces + kFewMostAhead], of a block
+  FewPlaces<K> at_keys_{}, at_values_{};
   int64_t next_key_ = -1, next_keys_ = 0;
   T *marks_, *tile_weights_;     // [keys x lanes]; marks are of scores (repair/)
   K* zeros_;                     // [Dv]

@@ -2,7 +2,6 @@
 // others are multiplied.
 #pragma once
 
-#include "kernels/operands/ask_rows.h"
 #include "kernels/operands/operands.h"
 #include "kernels/products/row_ahead.h"
 
@@ -25,102 +24,124 @@ int64_t few_block_keys(int64_t dim) {
 // overwrites.
 constexpr int64_t kFewPad = 16, kFewStep = kFewKeys + kFewPad;
 
-// Where some rows begin. A product takes some at a time (kFewAtOnce): behind the last one are
-// kFewPad more, whichever they are.
+// The most queries of which some vectors stay in registers while keys are multiplied one row after
+// the other (dot_held_rows).
+constexpr int kFewHeld = 2;
+
+// Where some rows begin. A product takes some at a time (kFewAtOnce), and may read a few behind the
+// last one. While it multiplies a row, it fetches the one that is `ahead` places further; with 0,
+// which costs nothing beside a product, none.
 template <class E>
 struct FewPlaces {
   const E* const* rows;
-  int64_t count;
+  int64_t count, ahead = 0;
 };
 
-// Returns the places of rows [key, key + keys), and behind them the last one again and again; none
-// if keys <= 0. memory: [keys + kFewPad].
+// So many places, or a multiple of it, are whole steps of every product.
+constexpr int64_t kFewPlaces = 48;
+
+// to = the places of rows [key, key + keys), and behind them the last one again and again, up to a
+// multiple of kFewPlaces; none if keys <= 0. Returns the end.
 template <class E>
-FewPlaces<E> few_places(const KeyRows<E>& rows, int64_t key, int64_t keys, const E** memory) {
-  if (keys <= 0) return {memory, 0};
-  rows.places().addresses(key, keys, memory);
-  std::fill_n(memory + keys, kFewPad, memory[keys - 1]);
-  return {memory, keys};
+const E** few_places(const KeyRows<E>& rows, int64_t key, int64_t keys, const E** to) {
+  if (keys <= 0) return to;
+  rows.places().addresses(key, keys, to);
+  const E** const end = to + (keys + kFewPlaces - 1) / kFewPlaces * kFewPlaces;
+  std::fill(to + keys, end, to[keys - 1]);
+  return end;
 }
 
-// Fetches a row of `dim` elements, LINES lines at a time: a loop over single lines costs more.
-template <int LINES, class E>
-QKV_INLINE void fetch_lines(const E* row, int64_t dim) {
-  constexpr int kLine = int(kCacheLine / sizeof(E));
-  for (int64_t d = 0; d < dim; d += LINES * kLine) {
-    QKV_UNROLL
-    for (int l = 0; l < LINES; ++l) __builtin_prefetch(row + d + l * kLine, 0, 2);
-  }
+// How many places ahead rows of `dim` elements are fetched, beside `rows` queries.
+//
+// They come into the first-level cache, and beside few queries they are few enough to stay there
+// until they are multiplied. Were they fetched into the second-level cache, a block of 192 rows
+// ahead, one thread of a Zen 5 would take up to 1.5 times as long from memory, and one query 1.2 to
+// 1.5 times as long where keys and values are in that cache. With 16 KiB instead of 8, one or two
+// queries take up to 1.1 times as long. More of them take turns (in_turns), which are longer then.
+// Where bits are fixed there are no turns, and rows are fetched a block ahead.
+constexpr int64_t kFewMostAhead = kFixedBits ? kFewKeys : 128;
+template <class E>
+int64_t few_rows_ahead(int64_t rows, int64_t dim) {
+  if (kFixedBits) return kFewMostAhead;
+  const int64_t bytes = rows > 4 ? 32768 : rows > kFewHeld ? 16384 : 8192;
+  return std::clamp<int64_t>(bytes / (dim * int64_t(sizeof(E))), 16, kFewMostAhead);
 }
 
-// Rows of `dim` elements that are fetched while others are multiplied, evenly: `steps` calls of
-// step() fetch them all.
+// Fetches N elements of a row.
 //
-// They come into the second-level cache, for which a core can have more requests open than for the
-// first one: a cache in memory takes 0.7 of the time on two threads of a Zen 4, and 0.55 on one;
-// one in the second-level cache as long. All of a row is fetched at once: a line of it between
-// every few multiplications took 1.2 to 1.4 times as long (Zen 3). And where a page begins, one
-// some pages ahead is looked up, as if rows lay one behind the other: with pages of 4 KiB, one
-// thread of a virtual Zen 5 takes 0.8 to 0.95 of the time by it. Were the pages of the next block
-// looked up by the addresses of its rows, a paged cache would take 0.92 of the time, but what is in
-// a second-level cache 1.06.
-//
-// A CPU drops requests that find no room beside those that are open, and such lines are waited for
-// when they are multiplied. So few are made at a time: of 192 lines at once, a Zen 5 drops 10 to 15
-// %; and of rows of int8 that begin 64 bytes behind a page, requested four at a time, some 5 %, by
-// which 4 queries take 18 ns a key of one thread instead of 10.
+// Where a page begins, one some pages ahead is looked up, as if rows lay one behind the other: with
+// pages of 4 KiB, one thread of a virtual Zen 5 takes 0.85 to 0.97 of the time by it, but with rows
+// of int8 1.0 to 1.1. Were pages looked up by the addresses of rows, a paged cache would take 0.92
+// of the time, but what is in a second-level cache 1.06.
+template <int N, class E>
+QKV_INLINE void fetch(const E* part) {
+  QKV_UNROLL
+  for (int d = 0; d < N; d += int(kCacheLine / sizeof(E))) __builtin_prefetch(part + d);
+  if (sizeof(E) > 1 && reinterpret_cast<uintptr_t>(part) % kPage < N * sizeof(E))
+    touch_pages(part + kRowAhead / int64_t(sizeof(E)), 1);
+}
+
+// How rows are fetched beside more than kFewHeld queries: whole rows, evenly in `steps` calls of
+// step(). A line of them between every few multiplications took 1.2 to 1.4 times as long (Zen 3);
+// and a CPU drops requests that find no room beside those that are open: of 192 lines at once, a
+// Zen 5 drops 10 to 15 %.
 template <class E>
-struct FewAhead {
-  FewPlaces<E> places;
-  int64_t dim;
-  int64_t steps = 1, due = 0;
-
-  QKV_INLINE void step() {
-    for (due += places.count; due >= steps; due -= steps) fetch(*places.rows++);
-  }
-
- private:
-  QKV_INLINE void fetch(const E* row) const {
-    const int64_t bytes = dim * int64_t(sizeof(E)), lines = bytes / int64_t(kCacheLine);
-    if (int64_t(reinterpret_cast<uintptr_t>(row) % kPage) < bytes)
-      touch_pages(row + kRowAhead / int64_t(sizeof(E)), 1);
-    if (lines % 4 == 0) return fetch_lines<4>(row, dim);
-    if (lines % 2 == 0) return fetch_lines<2>(row, dim);
-    fetch_lines<1>(row, dim);
-  }
-};
-
-// Which rows are fetched while others are multiplied: the next ones, and some of them twice.
-template <class E>
-class FewAsked {
+class FewAhead {
  public:
-  FewAsked(Arena& arena, const Problem& p)
-      : memory_(p.pages.table && sizeof(E) > 1 && p.head_dim == p.head_dim_v &&
-                        asks_ahead<float, E>(p, 0, kNearInputs)
-                    ? arena.take<const E*>(2 * kFewStep)
-                    : nullptr) {}
+  // Beside products with `rows`, of `dim` elements each.
+  FewAhead(const FewPlaces<E>& rows, int64_t dim)
+      : next_(rows.rows + rows.ahead), count_(rows.ahead > 0 ? rows.count : 0), dim_(dim) {}
 
-  // Returns what is fetched while `keys` rows `now` are multiplied: `next`.
-  //
-  // Rows in the pages of a paged cache (Problem::pages) that come from memory are asked for once
-  // more, kAgain rows before they are multiplied: behind a page a CPU does not foresee what comes,
-  // and waits for every line that was dropped. Pages of 16 rows of bf16 take 0.87 to 0.93 of the
-  // time by it. Pages of int8 would take 1.1, rows of one tensor up to 1.6, and what is in a
-  // second-level cache 1.1 (one and two threads of a Zen 5).
-  FewPlaces<E> rows(FewPlaces<E> next, const E* const* now, int64_t keys) const {
-    if (!memory_ || next.count > keys || keys < kAgain) return next;
-    for (int64_t j = 0; j < next.count; ++j) {
-      const int64_t again = j + kAgain;
-      memory_[2 * j] = next.rows[j];
-      memory_[2 * j + 1] = again < keys ? now[again] : next.rows[again - keys];
-    }
-    return {memory_, 2 * next.count};
+  int64_t steps = 0;
+  QKV_INLINE void step() {
+    for (due_ += count_; due_ >= steps; due_ -= steps) fetch_row(*next_++);
   }
 
  private:
-  static constexpr int64_t kAgain = 32;  // some 200 ns or more; 16 rows took up to 1.04 of the time
+  static constexpr int kLine = int(kCacheLine / sizeof(E));
 
-  const E** memory_;
+  // Some lines at a time: a loop over single lines costs more.
+  QKV_INLINE void fetch_row(const E* row) const {
+    if (dim_ % (4 * kLine) == 0) return fetch_lines<4>(row);
+    if (dim_ % (2 * kLine) == 0) return fetch_lines<2>(row);
+    fetch_lines<1>(row);
+  }
+  template <int LINES>
+  QKV_INLINE void fetch_lines(const E* row) const {
+    for (int64_t d = 0; d < dim_; d += LINES * kLine) fetch<LINES * kLine>(row + d);
+  }
+
+  const E* const* next_;
+  const int64_t count_, dim_;
+  int64_t due_ = 0;
 };
+
+// Makes products that read the same rows, of `dim` elements each: each(g) calls g(row, which...)
+// for every product, where `row` is its first query; steps(count, which...) is how often it calls
+// ahead.step() for `count` of the rows; and make(some, ahead, at, row, which...) makes it for some
+// rows, from place `at` on. Several products take turns, so that each of them finds in the cache
+// what is fetched for all. Without FewAhead, the products of the first query fetch.
+template <class E, class Each, class Steps, class Make>
+QKV_INLINE void in_turns(FewPlaces<E> rows, int64_t dim, const Each& each, const Steps& steps,
+                         const Make& make) {
+  int64_t products = 0;
+  each([&](auto...) { ++products; });
+  const bool take_turns = !kFixedBits && products > 1 && rows.ahead > 0;
+  const int64_t turn = take_turns ? rows.ahead / 16 * 12 : rows.count;
+  const auto for_all = [&](const auto& g) {
+    for (int64_t at = 0; at < rows.count; at += turn)
+      each([&](int64_t row, auto... which) {
+        const int64_t count = std::min(turn, rows.count - at);
+        g(FewPlaces<E>{rows.rows + at, count, row == 0 ? rows.ahead : 0}, at, row, which...);
+      });
+  };
+  FewAhead<E> ahead(rows, dim);
+  for_all([&](FewPlaces<E> some, int64_t, int64_t, auto... which) {
+    ahead.steps += steps(some.count, which...);
+  });
+  for_all([&](FewPlaces<E> some, int64_t at, int64_t row, auto... which) {
+    make(some, ahead, at, row, which...);
+  });
+}
 
 }  // namespace qkv::QKV_ISA

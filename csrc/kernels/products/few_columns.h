@@ -18,9 +18,10 @@ void pack_few_rows(const Problem& p, Plane plane, int64_t row, int64_t rows, T* 
 // keys are transposed 2 W at a time, into columns [dim, 2 W], which stay in a first-level cache.
 template <class E, class T = Compute<E>>
 void few_scores_by_columns(int64_t rows, int64_t dim, FewPlaces<E> keys, const T* query, T* columns,
-                           T* scores, FewAhead<E>& ahead) {
+                           T* scores) {
   constexpr int W = kLanes<T>;
   constexpr int64_t kColumns = 2 * W;
+  FewAhead<E> ahead(keys, dim);
   ahead.steps = (keys.count + kColumns - 1) / kColumns * 2 * (dim / W);
   for (int64_t j = 0; j < keys.count; j += kColumns) {
     for (int64_t lane = 0; lane < kColumns; lane += W) {

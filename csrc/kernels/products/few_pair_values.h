@@ -27,10 +27,10 @@ QKV_INLINE V unzip_sums(V first, V second) {
 // output [ROWS, N kWords] = rescale [ROWS] * before + units * weights^T values [from element
 // `column` on]. A row of output has `dim` elements.
 template <class K, int ROWS, int N>
-__attribute__((noinline)) void add_pair_columns(FewPlaces<K> values, int64_t column, int64_t dim,
-                                                const Word<K>* weights, const float* units,
-                                                const float* rescale, const float* before,
-                                                float* output, FewAhead<K>& ahead) {
+__attribute__((noinline)) void add_pair_columns(FewPlaces<K> values, FewAhead<K>& ahead,
+                                                int64_t column, int64_t dim, const Word<K>* weights,
+                                                const float* units, const float* rescale,
+                                                const float* before, float* output) {
   constexpr int W = kLanes<float>;
   using Sums = Vec<PairSum<K>>;
   Sums sum[ROWS][2 * N];
@@ -40,26 +40,27 @@ __attribute__((noinline)) void add_pair_columns(FewPlaces<K> values, int64_t col
     for (int v = 0; v < 2 * N; ++v) sum[r][v] = Sums{};
   }
   const K* const* at = values.rows;
-  for (const K* const* const end = at + values.count; at < end;) {
-    ahead.step();
-    const K* const* const stop = std::min(at + kFewFetch, end);
-    for (; at < stop; at += 2, weights += 2) {
-      Words pairs[2 * N];
+  for (const K* const* const end = at + values.count; at < end; at += 2, weights += 2) {
+    if (ROWS > kFewHeld && (end - at) % kFewFetch == 0) ahead.step();
+    Words pairs[2 * N], row[2][N];
+    QKV_UNROLL
+    for (int k = 0; k < 2; ++k) {  // one row after the other, as a CPU foresees it
+      if constexpr (ROWS <= kFewHeld) fetch<N * kWords>(at[values.ahead + k] + column);
       QKV_UNROLL
-      for (int v = 0; v < N; ++v) {
-        const Words a = words_at(at[0] + column + v * kWords);
-        const Words b = words_at(at[1] + column + v * kWords);
-        pairs[2 * v] = in_register(zip_words<0>(a, b));
-        pairs[2 * v + 1] = in_register(zip_words<1>(a, b));
-      }
+      for (int v = 0; v < N; ++v) row[k][v] = in_register(words_at(at[k] + column + v * kWords));
+    }
+    QKV_UNROLL
+    for (int v = 0; v < N; ++v) {
+      pairs[2 * v] = in_register(zip_words<0>(row[0][v], row[1][v]));
+      pairs[2 * v + 1] = in_register(zip_words<1>(row[0][v], row[1][v]));
+    }
+    QKV_UNROLL
+    for (int r = 0; r < ROWS; ++r) {
+      int32_t two;
+      std::memcpy(&two, weights + r * kFewStep, sizeof two);
+      const Words weight = (Words)in_register(two - Int32{});
       QKV_UNROLL
-      for (int r = 0; r < ROWS; ++r) {
-        int32_t two;
-        std::memcpy(&two, weights + r * kFewStep, sizeof two);
-        const Words weight = (Words)in_register(two - Int32{});
-        QKV_UNROLL
-        for (int v = 0; v < 2 * N; ++v) sum[r][v] = add_pairs<K>(sum[r][v], pairs[v], weight);
-      }
+      for (int v = 0; v < 2 * N; ++v) sum[r][v] = add_pairs<K>(sum[r][v], pairs[v], weight);
     }
   }
   const auto put = [&](int r, int64_t i, Sums of) QKV_INLINE_LAMBDA {
@@ -93,16 +94,17 @@ QKV_INLINE void for_each_pair_panel(int64_t rows, int64_t dim, const F& f) {
 template <class K>
 void add_few_values_by_pairs(int64_t rows, int64_t dim, FewPlaces<K> values, const float* weights,
                              Word<K>* words, const float* rescale, const float* before,
-                             float* output, FewAhead<K>& ahead) {
+                             float* output) {
   float units[kFewRows];
   weights_to_words(rows, values.count, weights, words, units);
-  ahead.steps = 0;
-  for_each_pair_panel(rows, dim,
-                      [&](auto...) { ahead.steps += (values.count + kFewFetch - 1) / kFewFetch; });
-  for_each_pair_panel(rows, dim, [&](int64_t r, auto portion, int64_t column, auto n) {
-    add_pair_columns<K, portion, n>(values, column, dim, words + r * kFewStep, units + r,
-                                    rescale + r, before + r * dim, output + r * dim, ahead);
-  });
+  add_panels(
+      values, dim, rescale, before, output,
+      [&](const auto& g) { for_each_pair_panel(rows, dim, g); },
+      [&](FewPlaces<K> some, FewAhead<K>& ahead, int64_t at, int64_t r, const float* scale,
+          const float* from, auto portion, int64_t column, auto n) {
+        add_pair_columns<K, portion, n>(some, ahead, column, dim, words + r * kFewStep + at,
+                                        units + r, scale, from, output + r * dim);
+      });
 }
 
 }  // namespace qkv::QKV_ISA

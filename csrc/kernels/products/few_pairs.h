@@ -1,9 +1,10 @@
 // Scores of few rows with keys that are multiplied in pairs of words (few_words.h).
 //
-// Four keys at a time, a *quad*, are transposed within each 16 bytes: vector i of a quad has, four
-// pairs apart, pair i of the first, the second, the third and the fourth key. A query has vectors
-// of four times the same pair to multiply them with. So a sum has keys in its lanes, four times
-// over, and few additions remain: sums of all lanes, as of one key (store_sums), were as much work
+// One or two queries multiply one key after the other (dot_held_rows). For more, four keys at a
+// time, a *quad*, are transposed within each 16 bytes: vector i of a quad has, four pairs apart,
+// pair i of the first, the second, the third and the fourth key. A query has vectors of four times
+// the same pair to multiply them with. So a sum has keys in its lanes, four times over, and few
+// additions remain: sums of all lanes, as of one key (store_sums), are as much work for each query
 // as the products of 128 numbers.
 #pragma once
 
@@ -11,11 +12,30 @@
 
 namespace qkv::QKV_ISA {
 
+// How dot_held_rows multiplies by pairs.
+template <class K>
+struct FewPairs {
+  using Key = K;
+  using Query = Word<K>;
+  using Sum = PairSum<K>;
+  using Factor = Words;
+  static constexpr int kStep = kWords;
+  static constexpr bool kRests = false;
+
+  template <int v, int>
+  static QKV_INLINE Words key(const K* row) {
+    return words_at(row + v * kWords);
+  }
+  static QKV_INLINE Words query(const Word<K>* from) { return words_at(from); }
+  static QKV_INLINE Vec<Sum> add(Vec<Sum> sum, Words key, Words query) {
+    return add_pairs<K>(sum, key, query);
+  }
+};
+
 // How many quads are taken at a time: two, for which a query is loaded once, where there are
-// registers for the sums; and so many that sums of all lanes fill a vector.
-template <int ROWS>
-constexpr int kFewQuads = std::max(kRegisters / 16, kLanes<float> / 4 / ROWS);
-static_assert(4 * kFewQuads<1> <= kFewPad, "rows have room for what is behind the last key");
+// registers for the sums.
+constexpr int kFewQuads = kRegisters / 16;
+static_assert(4 * kFewQuads <= kFewPad, "rows have room for what is behind the last key");
 
 // How many numbers pack_few_queries needs room for.
 template <class E, class K = E>
@@ -29,8 +49,19 @@ Number* units_of(int64_t rows, int64_t dim, Number* packed) {
   return packed + rows * 2 * dim;
 }
 
+// to = four times each pair of kWords words, as quads of keys are multiplied with them: vectors
+// `step` words apart.
+template <class W>
+void pack_quad(const W* words, int64_t step, W* to) {
+  const Int32 pairs = (Int32)words_at(words);
+  Int32 quad[] = {pairs, pairs, pairs, pairs};
+  exchange<int32_t, 2, 4>(quad);
+  for (int i = 0; i < 4; ++i) std::memcpy(to + i * step, quad + i, sizeof pairs);
+}
+
 // Packs rows [row, row + rows), of `dim` numbers each, and their units: portion after portion [dim
-// / kWords, 4, rows of the portion, kWords].
+// / kWords, rows of the portion, kWords], with quads [dim / kWords, 4, rows of the portion,
+// kWords].
 template <class E, class K>
 void pack_few_pairs(const Rows<const E>& from, int64_t row, int64_t rows, int64_t dim, float scale,
                     float* packed) {
@@ -39,13 +70,12 @@ void pack_few_pairs(const Rows<const E>& from, int64_t row, int64_t rows, int64_
   for_each_portion<kFewPortion<float>>(rows, [&](int64_t first, auto count) {
     for (int r = 0; r < count; ++r) {
       units[first + r] = scale * row_to_words(from[row + first + r], from.col, dim, wide, words);
-      auto* to = reinterpret_cast<Word<K>*>(packed) + first * 4 * dim + r * kWords;
-      for (int64_t d = 0; d < dim; d += kWords) {
-        const Int32 pairs = (Int32)words_at(words + d);
-        Int32 quad[] = {pairs, pairs, pairs, pairs};
-        exchange<int32_t, 2, 4>(quad);
-        for (int i = 0; i < 4; ++i, to += count * kWords) std::memcpy(to, quad + i, sizeof pairs);
-      }
+      auto* const to = reinterpret_cast<Word<K>*>(packed) + first * 4 * dim + r * kWords;
+      for (int64_t d = 0; d < dim; d += kWords)
+        if constexpr (count <= kFewHeld)
+          std::memcpy(to + d * count, words + d, kVectorBytes);
+        else
+          pack_quad(words + d, count * kWords, to + d * 4 * count);
     }
   });
 }
@@ -68,10 +98,10 @@ QKV_INLINE void store_quads(Vec<S>* sum, S* scores) {
 
 // sums[r * kFewStep + j] = the dot product of query r with key j, for ROWS queries, packed.
 template <class K, int ROWS>
-__attribute__((noinline)) void dot_pair_rows(int64_t dim, FewPlaces<K> keys, const Word<K>* query,
-                                             PairSum<K>* sums, FewAhead<K>& ahead) {
+__attribute__((noinline)) void dot_pair_rows(int64_t dim, FewPlaces<K> keys, FewAhead<K>& ahead,
+                                             const Word<K>* query, PairSum<K>* sums) {
   using S = PairSum<K>;
-  constexpr int QUADS = kFewQuads<ROWS>, KEYS = 4 * QUADS;
+  constexpr int QUADS = kFewQuads, KEYS = 4 * QUADS;
   const K* const* const end = keys.rows + keys.count;
   for (; keys.rows < end; keys.rows += KEYS, sums += KEYS) {
     Vec<S> sum[ROWS * QUADS];
@@ -105,13 +135,17 @@ __attribute__((noinline)) void dot_pair_rows(int64_t dim, FewPlaces<K> keys, con
 // scores [rows x keys] = the scores of the queries of pack_few_pairs, before the scales of keys.
 template <class K>
 void few_scores_by_pairs(int64_t rows, int64_t dim, FewPlaces<K> keys, const float* query,
-                         float* scores, FewAhead<K>& ahead) {
+                         float* scores) {
   const auto* const packed = reinterpret_cast<const Word<K>*>(query);
   auto* const sums = reinterpret_cast<PairSum<K>*>(scores);
-  const auto at_once = [](auto count) { return 4 * kFewQuads<count>; };
-  dot_portions<float>(rows, keys.count, ahead, dim / kWords, at_once, [&](int64_t r, auto count) {
-    dot_pair_rows<K, count>(dim, keys, packed + r * 4 * dim, sums + r * kFewStep, ahead);
-  });
+  const auto at_once = [](auto) { return 4 * kFewQuads; };
+  const auto dots = [&](FewPlaces<K> some, FewAhead<K>& ahead, int64_t r, auto count, int64_t at) {
+    if constexpr (count <= kFewHeld)
+      dot_held_rows<FewPairs<K>, count>(dim, some, packed + r * 4 * dim, sums + at);
+    else
+      dot_pair_rows<K, count>(dim, some, ahead, packed + r * 4 * dim, sums + at);
+  };
+  dot_portions<float>(rows, dim, keys, dim / kWords, at_once, dots);
   const float* const units = units_of(rows, dim, query);
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t j = r * kFewStep; j < r * kFewStep + keys.count; j += kLanes<float>)
@@ -131,12 +165,10 @@ void pack_few_queries(const Problem& p, Plane plane, int64_t row, int64_t rows, 
 // scores [rows x keys] = the scores of the queries of pack_few_queries; with keys of int8, before
 // their scales.
 template <class E, class K = E, class T = Compute<E>>
-void few_scores(int64_t rows, int64_t dim, FewPlaces<K> keys, const T* query, T* scores,
-                FewAhead<K>& ahead) {
+void few_scores(int64_t rows, int64_t dim, FewPlaces<K> keys, const T* query, T* scores) {
   if constexpr (kMayMultiplyPairs<E, K>)
-    if (multiplies_pairs<E, K>(dim))
-      return few_scores_by_pairs<K>(rows, dim, keys, query, scores, ahead);
-  few_scores_by_elements<K>(rows, dim, keys, query, scores, ahead);
+    if (multiplies_pairs<E, K>(dim)) return few_scores_by_pairs<K>(rows, dim, keys, query, scores);
+  few_scores_by_elements<K>(rows, dim, keys, query, scores);
 }
 
 }  // namespace qkv::QKV_ISA

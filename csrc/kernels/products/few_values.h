@@ -5,25 +5,39 @@
 
 namespace qkv::QKV_ISA {
 
-// Rows are fetched every so many values.
-constexpr int64_t kFewFetch = 8;
+// Every how many values rows are fetched.
+constexpr int64_t kFewFetch = 4;
 
-// f(0), f(1), ... f(N - 1), constants.
-template <int N, int I = 0, class F>
-QKV_INLINE void for_each_constant(const F& f) {
-  if constexpr (I < N) {
-    f(std::integral_constant<int, I>());
-    for_each_constant<N, I + 1>(f);
-  }
+// What the sums of a block are rescaled by after its first turn (in_turns).
+template <class T>
+constexpr T kFewOnes[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+
+// Adds values to an output [rows, dim] in panels: each(g) calls g(r, ...) for each of them, whose
+// rows begin at r, and add(values, ahead, at, r, rescale, before, ...) adds some of the values,
+// from place `at` on, with the rescale and the output before of these rows.
+template <class E, class T, class Each, class Add>
+QKV_INLINE void add_panels(FewPlaces<E> values, int64_t dim, const T* rescale, const T* before,
+                           const T* output, const Each& each, const Add& add) {
+  in_turns(
+      values, dim, each,
+      [&](int64_t count, auto rows, auto...) {
+        return rows > kFewHeld ? (count + kFewFetch - 1) / kFewFetch : 0;
+      },
+      [&](FewPlaces<E> some, FewAhead<E>& ahead, int64_t at, int64_t r, auto... which) {
+        if (at == 0)
+          add(some, ahead, at, r, rescale + r, before + r * dim, which...);
+        else
+          add(some, ahead, at, r, kFewOnes<T>, output + r * dim, which...);
+      });
 }
 
 // output [ROWS, NV vectors] = rescale [ROWS] * before + weights^T values [from vector `first` on],
 // of values that begin at rows [count]. HALF is the place of the first vector in its pair
 // (load_part), or -1. A row of output has `dim` elements.
 template <class E, int ROWS, int NV, int HALF, class T = Compute<E>>
-__attribute__((noinline)) void add_columns(FewPlaces<E> values, int64_t first, int64_t dim,
-                                           const T* weights, const T* rescale, const T* before,
-                                           T* output, FewAhead<E>& ahead) {
+__attribute__((noinline)) void add_columns(FewPlaces<E> values, FewAhead<E>& ahead, int64_t first,
+                                           int64_t dim, const T* weights, const T* rescale,
+                                           const T* before, T* output) {
   constexpr int W = kLanes<T>;
   const int64_t column = first * W;
   Vec<T> sum[ROWS][NV];
@@ -33,29 +47,29 @@ __attribute__((noinline)) void add_columns(FewPlaces<E> values, int64_t first, i
     for (int v = 0; v < NV; ++v) sum[r][v] = Vec<T>{};
   }
   const E* const* at = values.rows;
-  for (const E* const* const end = at + values.count; at < end;) {
-    ahead.step();
-    for (const E* const* const stop = std::min(at + kFewFetch, end); at < stop; ++at, ++weights) {
-      const E* const value = *at + column - (HALF > 0 ? W : 0);
-      const auto wide = [&](auto v) QKV_INLINE_LAMBDA {
-        constexpr int half = HALF < 0 ? -1 : (HALF + v) % 2;
-        return load_part<half>(value + (HALF < 0 ? v : (HALF + v) / 2 * 2) * W);
-      };
-      if constexpr (ROWS ==
-                    1) {  // each is used once: were they loaded before, sums would be spilled
-        const Vec<T> weight = in_register(splat(*weights));
-        for_each_constant<NV>([&](auto v) QKV_INLINE_LAMBDA {
-          sum[0][v] = multiply_add<T>(weight, wide(v), sum[0][v]);
-        });
-      } else {
-        Vec<T> x[NV];
-        for_each_constant<NV>([&](auto v) QKV_INLINE_LAMBDA { x[v] = in_register(wide(v)); });
+  for (const E* const* const end = at + values.count; at < end; ++at, ++weights) {
+    if constexpr (ROWS <= kFewHeld)
+      fetch<NV * W>(at[values.ahead] + column);
+    else if ((end - at) % kFewFetch == 0)
+      ahead.step();
+    const E* const value = *at + column - (HALF > 0 ? W : 0);
+    const auto wide = [&](auto v) QKV_INLINE_LAMBDA {
+      constexpr int half = HALF < 0 ? -1 : (HALF + v) % 2;
+      return load_part<half>(value + (HALF < 0 ? v : (HALF + v) / 2 * 2) * W);
+    };
+    if constexpr (ROWS == 1) {  // each is used once: were they loaded before, sums would be spilled
+      const Vec<T> weight = in_register(splat(*weights));
+      for_each_constant<NV>([&](auto v) QKV_INLINE_LAMBDA {
+        sum[0][v] = multiply_add<T>(weight, wide(v), sum[0][v]);
+      });
+    } else {
+      Vec<T> x[NV];
+      for_each_constant<NV>([&](auto v) QKV_INLINE_LAMBDA { x[v] = in_register(wide(v)); });
+      QKV_UNROLL
+      for (int r = 0; r < ROWS; ++r) {
+        const Vec<T> weight = in_register(splat(weights[r * kFewStep]));
         QKV_UNROLL
-        for (int r = 0; r < ROWS; ++r) {
-          const Vec<T> weight = in_register(splat(weights[r * kFewStep]));
-          QKV_UNROLL
-          for (int v = 0; v < NV; ++v) sum[r][v] = multiply_add<T>(weight, x[v], sum[r][v]);
-        }
+        for (int v = 0; v < NV; ++v) sum[r][v] = multiply_add<T>(weight, x[v], sum[r][v]);
       }
     }
   }
@@ -100,14 +114,14 @@ QKV_INLINE void for_each_panel(int64_t rows, int64_t dim, const F& f) {
 // output [rows, dim] = rescale [rows] * before + weights^T values, weights [rows x keys].
 template <class E, class T = Compute<E>>
 void add_few_values(int64_t rows, int64_t dim, FewPlaces<E> values, const T* weights,
-                    const T* rescale, const T* before, T* output, FewAhead<E>& ahead) {
-  ahead.steps = 0;
-  for_each_panel<E>(rows, dim,
-                    [&](auto...) { ahead.steps += (values.count + kFewFetch - 1) / kFewFetch; });
-  for_each_panel<E>(rows, dim, [&](int64_t r, auto portion, int64_t first, auto n, auto half) {
-    add_columns<E, portion, n, half>(values, first, dim, weights + r * kFewStep, rescale + r,
-                                     before + r * dim, output + r * dim, ahead);
-  });
+                    const T* rescale, const T* before, T* output) {
+  add_panels(
+      values, dim, rescale, before, output, [&](const auto& g) { for_each_panel<E>(rows, dim, g); },
+      [&](FewPlaces<E> some, FewAhead<E>& ahead, int64_t at, int64_t r, const T* scale,
+          const T* from, auto portion, int64_t first, auto n, auto half) {
+        add_columns<E, portion, n, half>(some, ahead, first, dim, weights + r * kFewStep + at,
+                                         scale, from, output + r * dim);
+      });
 }
 
 }  // namespace qkv::QKV_ISA

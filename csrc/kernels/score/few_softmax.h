@@ -150,10 +150,9 @@ void few_scores_of_tile(const Tile& tile, const KeyRows<E>& rows, int64_t key, i
   T block[kFewRows * kFewStep];
   for (int64_t j = 0, count; j < keys; j += count) {
     count = std::min(kFewKeys, keys - j);
-    const E* places[kFewStep];
-    FewAhead<E> nothing{};
-    few_scores<E>(tile.rows, rows.dim(), few_places(rows, key + j, count, places), query, block,
-                  nothing);
+    const E* places[kFewKeys + kFewPlaces];
+    few_places(rows, key + j, count, places);
+    few_scores<E>(tile.rows, rows.dim(), {places, count}, query, block);
     few_to_tile(tile, count, block, to + j * tile.step);
   }
 }
