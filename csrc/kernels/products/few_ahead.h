@@ -24,9 +24,9 @@ int64_t few_block_keys(int64_t dim) {
 // overwrites.
 constexpr int64_t kFewPad = 16, kFewStep = kFewKeys + kFewPad;
 
-// The most queries of which some vectors stay in registers while keys are multiplied one row after
-// the other (dot_held_rows).
-constexpr int kFewHeld = 2;
+// So many queries multiply rows as fast as memory gives them. What is fetched beside more needs to
+// be spread over their products (FewAhead).
+constexpr int kVeryFew = 2;
 
 // Where some rows begin. A product takes some at a time (kFewAtOnce), and may read a few behind the
 // last one. While it multiplies a row, it fetches the one that is `ahead` places further; with 0,
@@ -63,7 +63,7 @@ constexpr int64_t kFewMostAhead = kFixedBits ? kFewKeys : 128;
 template <class E>
 int64_t few_rows_ahead(int64_t rows, int64_t dim) {
   if (kFixedBits) return kFewMostAhead;
-  const int64_t bytes = rows > 4 ? 32768 : rows > kFewHeld ? 16384 : 8192;
+  const int64_t bytes = rows > 4 ? 32768 : rows > kVeryFew ? 16384 : 8192;
   return std::clamp<int64_t>(bytes / (dim * int64_t(sizeof(E))), 16, kFewMostAhead);
 }
 
@@ -81,10 +81,10 @@ QKV_INLINE void fetch(const E* part) {
     touch_pages(part + kRowAhead / int64_t(sizeof(E)), 1);
 }
 
-// How rows are fetched beside more than kFewHeld queries: whole rows, evenly in `steps` calls of
-// step(). A line of them between every few multiplications took 1.2 to 1.4 times as long (Zen 3);
-// and a CPU drops requests that find no room beside those that are open: of 192 lines at once, a
-// Zen 5 drops 10 to 15 %.
+// How rows are fetched beside products of more than kVeryFew queries: whole rows, evenly in `steps`
+// calls of step(). A line of them between every few multiplications took 1.2 to 1.4 times as long
+// (Zen 3); and a CPU drops requests that find no room beside those that are open: of 192 lines at
+// once, a Zen 5 drops 10 to 15 %.
 template <class E>
 class FewAhead {
  public:

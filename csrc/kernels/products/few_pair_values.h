@@ -41,11 +41,11 @@ __attribute__((noinline)) void add_pair_columns(FewPlaces<K> values, FewAhead<K>
   }
   const K* const* at = values.rows;
   for (const K* const* const end = at + values.count; at < end; at += 2, weights += 2) {
-    if (ROWS > kFewHeld && (end - at) % kFewFetch == 0) ahead.step();
+    if (ROWS > kVeryFew && (end - at) % kFewFetch == 0) ahead.step();
     Words pairs[2 * N], row[2][N];
     QKV_UNROLL
     for (int k = 0; k < 2; ++k) {  // one row after the other, as a CPU foresees it
-      if constexpr (ROWS <= kFewHeld) fetch<N * kWords>(at[values.ahead + k] + column);
+      if constexpr (ROWS <= kVeryFew) fetch<N * kWords>(at[values.ahead + k] + column);
       QKV_UNROLL
       for (int v = 0; v < N; ++v) row[k][v] = in_register(words_at(at[k] + column + v * kWords));
     }

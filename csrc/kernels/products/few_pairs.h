@@ -1,6 +1,6 @@
 // Scores of few rows with keys that are multiplied in pairs of words (few_words.h).
 //
-// One or two queries multiply one key after the other (dot_held_rows). For more, four keys at a
+// One or two queries multiply one key after the other (dot_single_rows). For more, four keys at a
 // time, a *quad*, are transposed within each 16 bytes: vector i of a quad has, four pairs apart,
 // pair i of the first, the second, the third and the fourth key. A query has vectors of four times
 // the same pair to multiply them with. So a sum has keys in its lanes, four times over, and few
@@ -8,11 +8,12 @@
 // as the products of 128 numbers.
 #pragma once
 
+#include "kernels/products/few_dots.h"
 #include "kernels/products/few_words.h"
 
 namespace qkv::QKV_ISA {
 
-// How dot_held_rows multiplies by pairs.
+// How dot_single_rows multiplies by pairs.
 template <class K>
 struct FewPairs {
   using Key = K;
@@ -34,8 +35,8 @@ struct FewPairs {
 
 // How many quads are taken at a time: two, for which a query is loaded once, where there are
 // registers for the sums.
-constexpr int kFewQuads = kRegisters / 16;
-static_assert(4 * kFewQuads <= kFewPad, "rows have room for what is behind the last key");
+constexpr int kFewQuads = kRegisters / 16, kQuadKeys = 4 * kFewQuads;
+static_assert(kQuadKeys <= kFewPad, "rows have room for what is behind the last key");
 
 // How many numbers pack_few_queries needs room for.
 template <class E, class K = E>
@@ -72,7 +73,7 @@ void pack_few_pairs(const Rows<const E>& from, int64_t row, int64_t rows, int64_
       units[first + r] = scale * row_to_words(from[row + first + r], from.col, dim, wide, words);
       auto* const to = reinterpret_cast<Word<K>*>(packed) + first * 4 * dim + r * kWords;
       for (int64_t d = 0; d < dim; d += kWords)
-        if constexpr (count <= kFewHeld)
+        if constexpr (count <= kVeryFew)
           std::memcpy(to + d * count, words + d, kVectorBytes);
         else
           pack_quad(words + d, count * kWords, to + d * 4 * count);
@@ -80,17 +81,17 @@ void pack_few_pairs(const Rows<const E>& from, int64_t row, int64_t rows, int64_
   });
 }
 
-// scores[r * kFewStep + 4 n + j] = the sum of lanes j, j + 4, ... of sum[r * QUADS + n].
-template <class S, int ROWS, int QUADS>
+// scores[r * kFewStep + 4 n + j] = the sum of lanes j, j + 4, ... of sum[r * kFewQuads + n].
+template <class S, int ROWS>
 QKV_INLINE void store_quads(Vec<S>* sum, S* scores) {
-  constexpr int W = kLanes<S>, N = std::min(W, 4 * QUADS);
-  static_assert(4 * ROWS * QUADS % W == 0);
+  constexpr int W = kLanes<S>, N = std::min(W, kQuadKeys);
+  static_assert(ROWS * kQuadKeys % W == 0);
   QKV_UNROLL
-  for (int first = 0; first < 4 * ROWS * QUADS; first += W) {
+  for (int first = 0; first < ROWS * kQuadKeys; first += W) {
     const Vec<S> all = sum_lanes<S, 4>(sum + first / 4);
     QKV_UNROLL
     for (int i = 0; i < W; i += N) {
-      const int row = (first + i) / (4 * QUADS), key = (first + i) % (4 * QUADS);
+      const int row = (first + i) / (kQuadKeys), key = (first + i) % (kQuadKeys);
       store_lanes<N>(scores + row * kFewStep + key, all, i);
     }
   }
@@ -98,18 +99,18 @@ QKV_INLINE void store_quads(Vec<S>* sum, S* scores) {
 
 // sums[r * kFewStep + j] = the dot product of query r with key j, for ROWS queries, packed.
 template <class K, int ROWS>
-__attribute__((noinline)) void dot_pair_rows(int64_t dim, FewPlaces<K> keys, FewAhead<K>& ahead,
-                                             const Word<K>* query, PairSum<K>* sums) {
+__attribute__((noinline)) void dot_quads(int64_t dim, FewPlaces<K> keys, FewAhead<K>& ahead,
+                                         const Word<K>* query, PairSum<K>* sums) {
   using S = PairSum<K>;
-  constexpr int QUADS = kFewQuads, KEYS = 4 * QUADS;
+  constexpr int KEYS = kQuadKeys;
   const K* const* const end = keys.rows + keys.count;
   for (; keys.rows < end; keys.rows += KEYS, sums += KEYS) {
-    Vec<S> sum[ROWS * QUADS];
+    Vec<S> sum[ROWS * kFewQuads];
     const K* row[KEYS];
     QKV_UNROLL
     for (int j = 0; j < KEYS; ++j) row[j] = keys.rows[j];
     QKV_UNROLL
-    for (int n = 0; n < ROWS * QUADS; ++n) sum[n] = Vec<S>{};
+    for (int n = 0; n < ROWS * kFewQuads; ++n) sum[n] = Vec<S>{};
     const Word<K>* q = query;
     for (int64_t d = 0; d < dim; d += kWords) {
       ahead.step();
@@ -123,12 +124,13 @@ __attribute__((noinline)) void dot_pair_rows(int64_t dim, FewPlaces<K> keys, Few
         for (int r = 0; r < ROWS; ++r, q += kWords) {
           const Words x = in_register(words_at(q));
           QKV_UNROLL
-          for (int n = 0; n < QUADS; ++n)
-            sum[r * QUADS + n] = add_pairs<K>(sum[r * QUADS + n], (Words)quads[4 * n + i], x);
+          for (int n = 0; n < kFewQuads; ++n)
+            sum[r * kFewQuads + n] =
+                add_pairs<K>(sum[r * kFewQuads + n], (Words)quads[4 * n + i], x);
         }
       }
     }
-    store_quads<S, ROWS, QUADS>(sum, sums);
+    store_quads<S, ROWS>(sum, sums);
   }
 }
 
@@ -138,14 +140,18 @@ void few_scores_by_pairs(int64_t rows, int64_t dim, FewPlaces<K> keys, const flo
                          float* scores) {
   const auto* const packed = reinterpret_cast<const Word<K>*>(query);
   auto* const sums = reinterpret_cast<PairSum<K>*>(scores);
-  const auto at_once = [](auto) { return 4 * kFewQuads; };
-  const auto dots = [&](FewPlaces<K> some, FewAhead<K>& ahead, int64_t r, auto count, int64_t at) {
-    if constexpr (count <= kFewHeld)
-      dot_held_rows<FewPairs<K>, count>(dim, some, packed + r * 4 * dim, sums + at);
-    else
-      dot_pair_rows<K, count>(dim, some, ahead, packed + r * 4 * dim, sums + at);
-  };
-  dot_portions<float>(rows, dim, keys, dim / kWords, at_once, dots);
+  in_turns(
+      keys, dim, [&](const auto& dots) { for_each_portion<kFewPortion<float>>(rows, dots); },
+      [&](int64_t count, auto portion) {
+        return portion > kVeryFew ? dim / kWords * ((count + kQuadKeys - 1) / kQuadKeys) : 0;
+      },
+      [&](FewPlaces<K> some, FewAhead<K>& ahead, int64_t at, int64_t r, auto portion) {
+        const Word<K>* const q = packed + r * 4 * dim;
+        if constexpr (portion <= kVeryFew)
+          dot_single_rows<FewPairs<K>, portion>(dim, some, q, sums + r * kFewStep + at);
+        else
+          dot_quads<K, portion>(dim, some, ahead, q, sums + r * kFewStep + at);
+      });
   const float* const units = units_of(rows, dim, query);
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t j = r * kFewStep; j < r * kFewStep + keys.count; j += kLanes<float>)

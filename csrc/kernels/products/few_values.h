@@ -21,7 +21,7 @@ QKV_INLINE void add_panels(FewPlaces<E> values, int64_t dim, const T* rescale, c
   in_turns(
       values, dim, each,
       [&](int64_t count, auto rows, auto...) {
-        return rows > kFewHeld ? (count + kFewFetch - 1) / kFewFetch : 0;
+        return rows > kVeryFew ? (count + kFewFetch - 1) / kFewFetch : 0;
       },
       [&](FewPlaces<E> some, FewAhead<E>& ahead, int64_t at, int64_t r, auto... which) {
         if (at == 0)
@@ -48,7 +48,7 @@ __attribute__((noinline)) void add_columns(FewPlaces<E> values, FewAhead<E>& ahe
   }
   const E* const* at = values.rows;
   for (const E* const* const end = at + values.count; at < end; ++at, ++weights) {
-    if constexpr (ROWS <= kFewHeld)
+    if constexpr (ROWS <= kVeryFew)
       fetch<NV * W>(at[values.ahead] + column);
     else if ((end - at) % kFewFetch == 0)
       ahead.step();

@@ -70,6 +70,15 @@ QKV_INLINE void in_steps(int64_t count, const F& f, int64_t j = 0) {
   if constexpr (sizeof...(Fewer) > 0) in_steps<Fewer...>(count, f, j);
 }
 
+// f(0), f(1), ... f(N - 1), constants.
+template <int N, int I = 0, class F>
+QKV_INLINE void for_each_constant(const F& f) {
+  if constexpr (I < N) {
+    f(std::integral_constant<int, I>());
+    for_each_constant<N, I + 1>(f);
+  }
+}
+
 // Returns x, kept in a register: without this the compiler would load it again for every use.
 template <class V>
 QKV_INLINE V in_register(V x) {
