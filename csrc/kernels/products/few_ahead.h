@@ -58,11 +58,13 @@ const E** few_places(const KeyRows<E>& rows, int64_t key, int64_t keys, const E*
 // ahead, one thread of a Zen 5 would take up to 1.5 times as long from memory, and one query 1.2 to
 // 1.5 times as long where keys and values are in that cache. With 16 KiB instead of 8, one or two
 // queries take up to 1.1 times as long. More of them take turns (in_turns), which are longer then.
-// Where bits are fixed there are no turns, and rows are fetched a block ahead.
-constexpr int64_t kFewMostAhead = kFixedBits ? kFewKeys : 128;
+// Rows that are so long that blocks are short have many products, for which turns are too short;
+// and where bits are fixed there are none. Those rows are fetched a block ahead.
+constexpr int64_t kFewMostAhead = 128;
 template <class E>
 int64_t few_rows_ahead(int64_t rows, int64_t dim) {
-  if (kFixedBits) return kFewMostAhead;
+  const int64_t block = few_block_keys<E>(dim);
+  if (kFixedBits || block < kFewKeys) return block;
   const int64_t bytes = rows > 4 ? 32768 : rows > kVeryFew ? 16384 : 8192;
   return std::clamp<int64_t>(bytes / (dim * int64_t(sizeof(E))), 16, kFewMostAhead);
 }
@@ -126,7 +128,7 @@ QKV_INLINE void in_turns(FewPlaces<E> rows, int64_t dim, const Each& each, const
                          const Make& make) {
   int64_t products = 0;
   each([&](auto...) { ++products; });
-  const bool take_turns = !kFixedBits && products > 1 && rows.ahead > 0;
+  const bool take_turns = products > 1 && rows.ahead > 0 && rows.ahead < few_block_keys<E>(dim);
   const int64_t turn = take_turns ? rows.ahead / 16 * 12 : rows.count;
   const auto for_all = [&](const auto& g) {
     for (int64_t at = 0; at < rows.count; at += turn)
