@@ -56,8 +56,9 @@ const E** few_places(const KeyRows<E>& rows, int64_t key, int64_t keys, const E*
 // They come into the first-level cache, and beside few queries they are few enough to stay there
 // until they are multiplied. Were they fetched into the second-level cache, a block of 192 rows
 // ahead, one thread of a Zen 5 would take up to 1.5 times as long from memory, and one query 1.2 to
-// 1.5 times as long where keys and values are in that cache. With 16 KiB instead of 8, one or two
-// queries take up to 1.1 times as long. More of them take turns (in_turns), which are longer then.
+// 1.5 times as long where keys and values are in that cache. With 8 KiB instead of 4, one or two
+// queries take 1.0 to 1.1 times as long; more of them take turns (in_turns), which are longer then.
+//
 // Rows that are so long that blocks are short have many products, for which turns are too short;
 // and where bits are fixed there are none. Those rows are fetched a block ahead.
 constexpr int64_t kFewMostAhead = 128;
@@ -65,7 +66,7 @@ template <class E>
 int64_t few_rows_ahead(int64_t rows, int64_t dim) {
   const int64_t block = few_block_keys<E>(dim);
   if (kFixedBits || block < kFewKeys) return block;
-  const int64_t bytes = rows > 4 ? 32768 : rows > kVeryFew ? 16384 : 8192;
+  const int64_t bytes = rows > 4 ? 32768 : rows > kVeryFew ? 16384 : 4096;
   return std::clamp<int64_t>(bytes / (dim * int64_t(sizeof(E))), 16, kFewMostAhead);
 }
 
