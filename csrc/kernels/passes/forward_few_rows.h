@@ -128,9 +128,9 @@ class ForwardFewRows {
   // Notes where the rows of a block begin, and behind them the rows that are fetched beside its
   // last ones: behind the keys are its values, and behind these the first keys of the next block.
   void find(int64_t rows, int64_t key, int64_t keys) {
-    const int64_t ahead = few_rows_ahead<K>(rows, keys_.dim());
     next_key_ = key + keys, next_keys_ = std::min(block_keys(0), p_.seqlen_k - next_key_);
     const K** const values = few_places(keys_, key, keys, places_);
+    const int64_t ahead = std::min<int64_t>(few_rows_ahead<K>(rows, keys_.dim()), values - places_);
     const K** const next = few_places(values_, key, keys, values);
     const K** const end = few_places(keys_, next_key_, std::min(ahead, next_keys_), next);
     if (end < next + ahead) std::fill(end, next + ahead, end[-1]);

@@ -129,7 +129,8 @@ QKV_INLINE void in_turns(FewPlaces<E> rows, int64_t dim, const Each& each, const
                          const Make& make) {
   int64_t products = 0;
   each([&](auto...) { ++products; });
-  const bool take_turns = products > 1 && rows.ahead > 0 && rows.ahead < few_block_keys<E>(dim);
+  const bool take_turns =
+      !kFixedBits && products > 1 && rows.ahead > 0 && rows.ahead < few_block_keys<E>(dim);
   const int64_t turn = take_turns ? rows.ahead / 16 * 12 : rows.count;
   const auto for_all = [&](const auto& g) {
     for (int64_t at = 0; at < rows.count; at += turn)
