@@ -367,6 +367,29 @@ class TestBlindRowsAndASinkThatIsNotFinite:
 
 
 @dtypes
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 8, 16])
+def test_a_decoding_step_keeps_its_bits_beside_hidden_junk(dtype, group):
+    """Also where several products read the same keys, some at a time, as those of many queries or
+    long rows do."""
+    for D in (64, 128, 320):
+        for S in (45, 100, 190, 400):
+            inputs = [torch.randn(1, 2, n, D, dtype=dtype) for n in (S, S)]
+            query = torch.randn(1, 2 * group, 1, D, dtype=dtype)
+            mask = torch.ones(S, dtype=torch.bool)
+            mask[[S // 3, S - 2]] = False
+            expected, found = (
+                qkv.attention(
+                    query,
+                    *(x.masked_fill(~mask[:, None], junk) for x in inputs),
+                    attn_mask=mask,
+                    enable_gqa=True,
+                )
+                for junk in (0.0, NAN)
+            )
+            assert torch.equal(found, expected), (D, S)
+
+
+@dtypes
 class TestGroupedHeads:
     def test_one_bad_key_head(self, dtype):
         query, key, value = (torch.randn(1, h, 20, 8, dtype=dtype) for h in (6, 2, 2))

@@ -69,8 +69,7 @@ class ForwardFewRows {
   // Returns scores [rows x keys] of keys [key, key + keys), before any option. The functions below
   // are to be called for the same keys, next.
   T* scores(const Tile& tile, int64_t key, int64_t keys, Query query) {
-    find(tile.rows, key, keys);
-    multiply_keys(tile.rows, at_keys_, query);
+    multiply_keys(tile.rows, find(tile.rows, key, keys), query);
     if constexpr (kHasScales) scale_scores(tile, key, keys);
     return scores_;
   }
@@ -105,7 +104,8 @@ class ForwardFewRows {
         if (marks_[j * tile.step + r] != 0)
           seen[j] = at_values_.rows[j], seen_weights[j] = weights[r * kFewStep + j];
       const int64_t at = r * p_.head_dim_v;
-      add_weighted(1, {seen, keys}, seen_weights, rescale + r, before + at, output + at);
+      add_weighted(1, {seen, keys, 0, at_values_.turn}, seen_weights, rescale + r, before + at,
+                   output + at);
     }
   }
 
@@ -125,16 +125,21 @@ class ForwardFewRows {
   }
 
  private:
-  // Notes where the rows of a block begin, and behind them the rows that are fetched beside its
-  // last ones: behind the keys are its values, and behind these the first keys of the next block.
-  void find(int64_t rows, int64_t key, int64_t keys) {
+  // Returns where the keys of a block begin, and notes where its values do: they lie behind the
+  // keys in the list, and behind them the first keys of the next block, to be fetched beside them.
+  FewPlaces<K> find(int64_t rows, int64_t key, int64_t keys) {
     next_key_ = key + keys, next_keys_ = std::min(block_keys(0), p_.seqlen_k - next_key_);
     const K** const values = few_places(keys_, key, keys, places_);
     const int64_t ahead = std::min<int64_t>(few_rows_ahead<K>(rows, keys_.dim()), values - places_);
     const K** const next = few_places(values_, key, keys, values);
-    const K** const end = few_places(keys_, next_key_, std::min(ahead, next_keys_), next);
-    if (end < next + ahead) std::fill(end, next + ahead, end[-1]);
-    at_keys_ = {places_, keys, ahead}, at_values_ = {values, keys, ahead};
+    few_places(keys_, next_key_, std::min(ahead, next_keys_), next, ahead);
+    const auto portions = [&](const auto& f) { for_each_portion<kFewPortion<T>>(rows, f); };
+    const auto panels = [&](const auto& f) {
+      values_in_pairs_ ? for_each_pair_panel(rows, p_.head_dim_v, f)
+                       : for_each_panel<K>(rows, p_.head_dim_v, f);
+    };
+    at_values_ = {values, keys, ahead, few_turn<K>(rows, keys_.dim(), panels)};
+    return {places_, keys, ahead, few_turn<K>(rows, keys_.dim(), portions)};
   }
 
   // scores_ = the products of `rows` queries with keys.
@@ -182,7 +187,7 @@ class ForwardFewRows {
   const bool values_in_pairs_;
   T* scores_;         // [kFewRows, kFewStep]
   const K** places_;  // [2 kFewKeys + kFewPlaces + kFewMostAhead], of a block
-  FewPlaces<K> at_keys_{}, at_values_{};
+  FewPlaces<K> at_values_{};
   int64_t next_key_ = -1, next_keys_ = 0;
   T *marks_, *tile_weights_;     // [keys x lanes]; marks are of scores (repair/)
   K* zeros_;                     // [Dv]

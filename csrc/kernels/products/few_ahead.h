@@ -29,24 +29,25 @@ constexpr int64_t kFewPad = 16, kFewStep = kFewKeys + kFewPad;
 constexpr int kVeryFew = 2;
 
 // Where some rows begin. A product takes some at a time (kFewAtOnce), and may read a few behind the
-// last one. While it multiplies a row, it fetches the one that is `ahead` places further; with 0,
-// which costs nothing beside a product, none.
+// last one. While it multiplies a row, it fetches the one that is `ahead` places further: with 0
+// the row itself, which costs nothing. Products that read the same rows take turns of `turn` rows.
 template <class E>
 struct FewPlaces {
   const E* const* rows;
-  int64_t count, ahead = 0;
+  int64_t count, ahead = 0, turn = kFewKeys;
 };
 
 // So many places, or a multiple of it, are whole steps of every product.
 constexpr int64_t kFewPlaces = 48;
 
-// to = the places of rows [key, key + keys), and behind them the last one again and again, up to a
-// multiple of kFewPlaces; none if keys <= 0. Returns the end.
+// to = the places of rows [key, key + keys), if there are any, and behind them the last place again
+// and again, up to a multiple of kFewPlaces that is at least `least`. Returns the end.
 template <class E>
-const E** few_places(const KeyRows<E>& rows, int64_t key, int64_t keys, const E** to) {
-  if (keys <= 0) return to;
-  rows.places().addresses(key, keys, to);
-  const E** const end = to + (keys + kFewPlaces - 1) / kFewPlaces * kFewPlaces;
+const E** few_places(const KeyRows<E>& rows, int64_t key, int64_t keys, const E** to,
+                     int64_t least = 1) {
+  keys = std::max<int64_t>(keys, 0);
+  if (keys > 0) rows.places().addresses(key, keys, to);
+  const E** const end = to + (std::max(keys, least) + kFewPlaces - 1) / kFewPlaces * kFewPlaces;
   std::fill(to + keys, end, to[keys - 1]);
   return end;
 }
@@ -68,6 +69,18 @@ int64_t few_rows_ahead(int64_t rows, int64_t dim) {
   if (kFixedBits || block < kFewKeys) return block;
   const int64_t bytes = rows > 4 ? 32768 : rows > kVeryFew ? 16384 : 4096;
   return std::clamp<int64_t>(bytes / (dim * int64_t(sizeof(E))), 16, kFewMostAhead);
+}
+
+// Returns FewPlaces::turn of products that read the same rows, for each of which each(f) calls f:
+// fewer than are fetched ahead, so that all find in the cache what is fetched for them. A turn of
+// values is a sum of its own. So it depends on nothing that leaves the bits of an output as they
+// are, such as the number of keys, or whether a value that is hidden is finite.
+template <class E, class Each>
+int64_t few_turn(int64_t rows, int64_t dim, const Each& each) {
+  int64_t products = 0;
+  each([&](auto...) { ++products; });
+  const int64_t ahead = few_rows_ahead<E>(rows, dim);
+  return products == 1 || ahead == few_block_keys<E>(dim) ? kFewKeys : ahead / 16 * 12;
 }
 
 // Fetches N elements of a row.
@@ -119,23 +132,17 @@ class FewAhead {
   int64_t due_ = 0;
 };
 
-// Makes products that read the same rows, of `dim` elements each: each(g) calls g(row, which...)
-// for every product, where `row` is its first query; steps(count, which...) is how often it calls
-// ahead.step() for `count` of the rows; and make(some, ahead, at, row, which...) makes it for some
-// rows, from place `at` on. Several products take turns, so that each of them finds in the cache
-// what is fetched for all. Without FewAhead, the products of the first query fetch.
+// Makes products that read the same rows, of `dim` elements each, in turns: each(g) calls g(row,
+// which...) for every product, where `row` is its first query; steps(count, which...) is how often
+// it calls ahead.step() for `count` of the rows; and make(some, ahead, at, row, which...) makes it
+// for some rows, from place `at` on. Without FewAhead, the products of the first query fetch.
 template <class E, class Each, class Steps, class Make>
 QKV_INLINE void in_turns(FewPlaces<E> rows, int64_t dim, const Each& each, const Steps& steps,
                          const Make& make) {
-  int64_t products = 0;
-  each([&](auto...) { ++products; });
-  const bool take_turns =
-      !kFixedBits && products > 1 && rows.ahead > 0 && rows.ahead < few_block_keys<E>(dim);
-  const int64_t turn = take_turns ? rows.ahead / 16 * 12 : rows.count;
   const auto for_all = [&](const auto& g) {
-    for (int64_t at = 0; at < rows.count; at += turn)
+    for (int64_t at = 0; at < rows.count; at += rows.turn)
       each([&](int64_t row, auto... which) {
-        const int64_t count = std::min(turn, rows.count - at);
+        const int64_t count = std::min(rows.turn, rows.count - at);
         g(FewPlaces<E>{rows.rows + at, count, row == 0 ? rows.ahead : 0}, at, row, which...);
       });
   };
