@@ -83,8 +83,8 @@ TEST_P(PagesTest, AnyOrderAndAnyNumberOfThreads) {
   }
 }
 
-// Keys and values of more than 1 MiB are taken to come from memory, and are asked for differently
-// (products/few_ahead.h): up to the last row, and nothing beyond.
+// Keys and values of more than 1 MiB, which come from memory, and are read up to the last row and
+// nothing beyond.
 TEST_P(PagesTest, FromMemory) {
   for (DType dtype : kDTypes) {
     Case c;

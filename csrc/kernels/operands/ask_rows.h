@@ -7,10 +7,6 @@
 
 namespace qkv::QKV_ISA {
 
-// The forward pass takes keys and values of no more bytes to be in a cache: they have most often
-// just been written.
-constexpr double kNearInputs = 1 << 20;
-
 // Whether an item of `count` rows has anything to ask for: not if it is a single tile, and the keys
 // and values of the call are at most so many bytes. A cache may still hold them, and what is
 // computed with them; then 64 x 4 heads of 16 x 16 x 32, whose keys and values take 1 MiB, lose 12

@@ -25,6 +25,9 @@ class ForwardAhead<ForwardTiles<E, K>> {
   // With how many blocks the end of the item is asked for: no more than a second-level cache of 512
   // KiB holds.
   static constexpr int64_t kLastBlocks = 4;
+  // Keys and values of no more bytes are taken to be in a cache (asks_ahead): they have most often
+  // just been written.
+  static constexpr double kNear = 1 << 20;
 
  public:
   // step: the keys of a block.
@@ -32,7 +35,7 @@ class ForwardAhead<ForwardTiles<E, K>> {
                ForwardTiles<E, K>& products)
       : p_(p), result_(result), item_(item), step_(step) {
     const int64_t rows = item.row_end - item.row_begin;
-    asks_ = asks_ahead<T, K>(p, rows, kNearInputs);
+    asks_ = asks_ahead<T, K>(p, rows, kNear);
     if (!asks_) return;
     times_ = (rows + kTileRows<T> - 1) / kTileRows<T> * products.times_of_asking(p, step);
     products.set_ahead(&ahead_);

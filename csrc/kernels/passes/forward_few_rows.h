@@ -1,5 +1,5 @@
-// How the forward pass multiplies planes of few rows (products/few_rows.h). Memory is kept busy:
-// beside the keys of a block its values are fetched, and beside the values the next block's keys.
+// How the forward pass multiplies planes of few rows (products/few_rows.h). Beside its last
+// keys a block's first values are fetched, and beside its last values the next block's first keys.
 #pragma once
 
 #include "kernels/products/few_columns.h"
@@ -125,8 +125,8 @@ class ForwardFewRows {
   }
 
  private:
-  // Returns where the keys of a block begin, and notes where its values do: they lie behind the
-  // keys in the list, and behind them the first keys of the next block, to be fetched beside them.
+  // Returns where the keys of a block begin, and notes where its values do. The list of places is
+  // that of the keys, then of the values, then of the first keys of the next block.
   FewPlaces<K> find(int64_t rows, int64_t key, int64_t keys) {
     next_key_ = key + keys, next_keys_ = std::min(block_keys(0), p_.seqlen_k - next_key_);
     const K** const values = few_places(keys_, key, keys, places_);

@@ -24,8 +24,8 @@ int64_t few_block_keys(int64_t dim) {
 // overwrites.
 constexpr int64_t kFewPad = 16, kFewStep = kFewKeys + kFewPad;
 
-// So many queries multiply rows as fast as memory gives them. What is fetched beside more needs to
-// be spread over their products (FewAhead).
+// Up to so many queries multiply rows as fast as memory gives them, and each row that is multiplied
+// fetches another. Beside more, what is fetched is spread over all of their products (FewAhead).
 constexpr int kVeryFew = 2;
 
 // Where some rows begin. A product takes some at a time (kFewAtOnce), and may read a few behind the

@@ -26,9 +26,8 @@ QKV_INLINE void pack_row(const E* from, int64_t col, int64_t dim, Natural<E>* to
     gather_row(from, col, dim, to);
 }
 
-// How many bytes ahead of what is multiplied something is fetched. With 16 KiB instead of 32,
-// decoding from pages of 4 KiB took up to 1.2 times as long, and products with a matrix 0.98 to
-// 1.05 (Zen 5).
+// How many bytes ahead of what is multiplied pages are looked up, and a matrix is fetched. With 16
+// KiB instead of 32, products with a matrix take 0.98 to 1.05 of the time (Zen 5).
 constexpr int64_t kPage = 4096, kRowAhead = 8 * kPage;
 
 // Has the CPU look up where the pages of these bytes lie, which are read soon: from one page to the
