@@ -1,13 +1,11 @@
 """What the operator is held against, as the tests call it: qkv.testing, and torch's attention."""
 
 import doctest
-import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -148,34 +146,6 @@ def run_python(code, timeout=120, env=(), cwd=None):
     )  # fmt: skip
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
-
-
-def _execute(code, path, env):
-    os.environ.update(env)
-    with open(path, "w") as output:
-        os.dup2(output.fileno(), 1)
-        os.dup2(output.fileno(), 2)
-    exec(compile(code, "<code>", "exec"), {"__name__": "__main__"})
-    sys.stdout.flush()
-
-
-def run_forked(code, timeout=120, env=()):
-    """run_python in a process that has imported torch and qkv and has started no threads: a fork of
-    one that did so, once for all. It takes 20 ms to start, where importing them takes seconds. What
-    is read later than that may be in `env`: QKV_ISA, but not OMP_NUM_THREADS. There is memory that
-    was freed before the fork, so that what takes little does not show as growth."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "qkv"])
-    with tempfile.NamedTemporaryFile("r") as output:
-        process = context.Process(target=_execute, args=(code, output.name, dict(env)))
-        process.start()
-        process.join(timeout)
-        in_time = process.exitcode is not None
-        process.kill()
-        printed = output.read()
-    assert in_time, f"took more than {timeout} s\n{printed}"
-    assert process.exitcode == 0, f"exit code {process.exitcode}\n{printed}"
-    return printed
 
 
 def attempt(*command, **options):

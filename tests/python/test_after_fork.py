@@ -4,7 +4,7 @@ parallel region there waits for them for ever. So in DataLoader workers."""
 import json
 
 import pytest
-from common import run_forked
+from forks import run_forked
 
 # Results of torch operators that ours call, each with more elements than torch leaves to one
 # thread (32768). Inputs are made before the fork, gradients asked for by autograd.grad, and bits

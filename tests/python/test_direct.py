@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from common import INF, NO_OPTIONS, attend, dtypes_of, run_forked
+from common import INF, NO_OPTIONS, attend, dtypes_of
+from forks import run_forked
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode

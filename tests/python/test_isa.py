@@ -3,7 +3,8 @@
 import re
 
 import pytest
-from common import run_forked, run_python
+from common import run_python
+from forks import run_forked
 
 import qkv
 

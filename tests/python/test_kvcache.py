@@ -14,8 +14,8 @@ from common import (
     compute_type,
     reference,
     rounds_factors,
-    run_forked,
 )
+from forks import run_forked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import LAYOUTS, lay_out, one_example_in

@@ -2,7 +2,7 @@
 holds does not grow. In a fresh process each, and counted in bytes, not in time."""
 
 import pytest
-from common import run_forked
+from forks import run_forked
 
 MEASURE = """
 import ctypes, torch, qkv

@@ -1,7 +1,8 @@
 """Memory grows with the length of the sequences, not its square, and no keys are copied."""
 
 import pytest
-from common import run_forked, run_python
+from common import run_python
+from forks import run_forked
 
 MEASURE = """
 import warnings

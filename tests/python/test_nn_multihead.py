@@ -9,7 +9,8 @@ import itertools
 
 import pytest
 import torch
-from common import INF, run_forked
+from common import INF
+from forks import run_forked
 
 import qkv
 from qkv.nn import MultiheadAttention

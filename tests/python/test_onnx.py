@@ -7,7 +7,8 @@ import importlib
 import pytest
 import torch
 import torch.nn.functional as F
-from common import attend, compute_type, dtypes_of, run_forked
+from common import attend, compute_type, dtypes_of
+from forks import run_forked
 from torch.testing import assert_close
 
 import qkv

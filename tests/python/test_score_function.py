@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from common import run_forked
+from forks import run_forked
 from score_programs import evaluated, trace
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx

@@ -5,7 +5,8 @@ import threading
 
 import pytest
 import torch
-from common import dtypes_of, run_forked, run_python
+from common import dtypes_of, run_python
+from forks import run_forked
 
 attention_with_lse = torch.ops.qkv.attention_with_lse
 

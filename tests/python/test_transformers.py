@@ -6,7 +6,8 @@ from pathlib import Path
 import latent_models
 import pytest
 import torch
-from common import run_forked, run_python
+from common import run_python
+from forks import run_forked
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode

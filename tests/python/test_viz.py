@@ -5,7 +5,8 @@ import sys
 import numpy as np
 import pytest
 import torch
-from common import assert_example_runs, run_forked
+from common import assert_example_runs
+from forks import run_forked
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
