@@ -15,9 +15,7 @@ namespace qkv::QKV_ISA {
 // memory.
 template <class T, class K>
 bool asks_ahead(const Problem& p, int64_t count, double near_bytes) {
-  const double keys = double(p.batch()) * double(p.kv_heads) * double(p.seqlen_k);
-  return count > kTileRows<T> ||
-         keys * double((p.head_dim + p.head_dim_v) * int64_t(sizeof(K))) > near_bytes;
+  return count > kTileRows<T> || bytes_of_keys<K>(p) > near_bytes;
 }
 
 // Adds rows [begin, end) of a plane, one head of the group after the other.

@@ -156,6 +156,13 @@ KeyRows<E> value_rows(const Problem& p, Plane plane) {
       p, plane, p.head_dim_v, p.value, pages.value_stride, p.value_scale, pages.value_scale_stride};
 }
 
+// The bytes of a call's keys and values.
+template <class E>
+double bytes_of_keys(const Problem& p) {
+  const double keys = double(p.batch()) * double(p.kv_heads) * double(p.seqlen_k);
+  return keys * double((p.head_dim + p.head_dim_v) * int64_t(sizeof(E)));
+}
+
 // Whether values are the first numbers of their keys' rows, as those of latent attention.
 inline bool values_begin_keys(const Problem& p) {
   const auto same = [](const Input& a, const Input& b) {

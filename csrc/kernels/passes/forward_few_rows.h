@@ -1,5 +1,4 @@
-// How the forward pass multiplies planes of few rows (products/few_rows.h). Beside its last
-// keys a block's first values are fetched, and beside its last values the next block's first keys.
+// How the forward pass multiplies planes of few rows (products/few_rows.h).
 #pragma once
 
 #include "kernels/products/few_columns.h"
@@ -133,6 +132,7 @@ class ForwardFewRows {
     const int64_t ahead = std::min<int64_t>(few_rows_ahead<K>(rows, keys_.dim()), values - places_);
     const K** const next = few_places(values_, key, keys, values);
     few_places(keys_, next_key_, std::min(ahead, next_keys_), next, ahead);
+    for (auto* of : {&keys_, &values_}) look_up_pages(p_, *of, next_key_, next_keys_);
     const auto portions = [&](const auto& f) { for_each_portion<kFewPortion<T>>(rows, f); };
     const auto panels = [&](const auto& f) {
       values_in_pairs_ ? for_each_pair_panel(rows, p_.head_dim_v, f)
@@ -162,7 +162,7 @@ class ForwardFewRows {
   // What the elements of values are multiplied by: weights, times the scales of int8.
   auto* of_elements(const Tile& tile, int64_t key, int64_t keys, const T* weights) const {
     if constexpr (kHasScales) {
-      read_scales(keys_, next_key_, next_keys_), read_scales(values_, next_key_, next_keys_);
+      for (auto* of : {&keys_, &values_}) fetch_scales(*of, next_key_, next_keys_);
       for_each_scale(tile.rows, values_, key, keys, scales_,
                      [&](int64_t at, Vec<T> scale) QKV_INLINE_LAMBDA {
                        store(scaled_weights_ + at, load(weights + at) * scale);
