@@ -48,16 +48,18 @@ struct RowPlaces {
       j += count;
     }
   }
-  // to [keys] = at(key), at(key + 1), ...
+  // to [keys] = at(key), at(key + 1), ..., some at a time.
   void addresses(int64_t key, int64_t keys, const E** to) const {
+    constexpr int W = kLanes<double>;
+    const int64_t step = row * int64_t(sizeof(E));
+    IntVec<double> first_steps;
+    for (int i = 0; i < W; ++i) first_steps[i] = i * step;
     for_each_piece(key, keys, [&](const E* from, int64_t count, int64_t j) QKV_INLINE_LAMBDA {
-      const E** next = to + j;
-      const E** const end = next + count;
-      for (; next + 4 <= end; next += 4, from += 4 * row) {
-        QKV_UNROLL
-        for (int i = 0; i < 4; ++i) next[i] = from + i * row;
-      }
-      for (; next < end; ++next, from += row) *next = from;
+      IntVec<double> places = first_steps + reinterpret_cast<intptr_t>(from);
+      int64_t i = 0;
+      for (; i + W <= count; i += W, places += W * step)
+        std::memcpy(to + j + i, &places, sizeof places);
+      for (; i < count; ++i) to[j + i] = from + i * row;
     });
   }
 };

@@ -17,7 +17,7 @@ void begin_tile(const Problem& p, bool with_sink, P& products, ForwardState<P>& 
   const Tile& tile = state.tile;
   state.query = products.pack(tile, state.memory);
   state.has_output = !P::kOverwritesOutput;
-  if (state.has_output) std::fill_n(state.output, P::output_size(p), T(0));
+  if (state.has_output) std::fill_n(state.output, tile.rows * p.head_dim_v, T(0));
   for (int v = 0; v < tile.lanes; v += kLanes<T>) {
     store(state.max + v, splat(-kInfinity<T>));
     store(state.sum + v, Vec<T>{});
