@@ -1,4 +1,5 @@
 // The gradient of the sinks.
+#include <algorithm>
 #include <cmath>
 
 #include "attention_jvp.h"
@@ -88,7 +89,9 @@ void grad_sink(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t h
     const double lse = value_at<T>(p, a.lse, batch, head, query);
     if (lse == -HUGE_VAL) continue;
     const double share = exp(*sink - lse);
-    if (sees_nothing<E>(p, a, batch, head, query, share, lse)) {
+    // Such a row's lse is the sink. Beside a large lse the share of a small sink passes for whole.
+    const double certain = std::min(std::abs(lse), std::abs(*sink));
+    if (sees_nothing<E>(p, a, batch, head, query, share, certain)) {
       if (!a.direction) grad += value_at<T>(p, a.grad_lse, batch, head, query);
       continue;
     }

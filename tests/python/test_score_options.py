@@ -146,6 +146,15 @@ class TestSinks:
         expected = torch.matmul(probs[..., :-1], value)
         close(qkv.attention(query, key, value, scale=0.25, sinks=module_sinks), expected)
 
+    def test_rows_of_large_scores_whose_keys_are_dropped(self):
+        """Their output is 0, as that of rows without keys, but the sink has no part in them."""
+        query, key = (torch.full((1, 1, n, 64), 2e3) for n in (64, 2))
+        sinks = torch.zeros(1, requires_grad=True)
+        output, lse = qkv.attention(query, key, key, sinks=sinks, dropout_p=0.5, return_lse=True)
+        assert (output == 0).all(-1).any()
+        (found,) = torch.autograd.grad([output, lse], sinks, [output, lse])
+        assert found == 0
+
     @every_dtype
     def test_minus_inf_is_none(self, dtype):
         inputs = make(dtype=dtype)

@@ -179,7 +179,6 @@ def step(n=512):
 """
 
 
-@pytest.mark.one_in(5)
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_set_num_threads(n):
     code = f"torch.set_num_threads({n}); before = threads(); forward(); print(threads() - before);"
@@ -230,7 +229,6 @@ def test_omp_num_threads(n):
     assert int(run_python(SETUP + code, env={"OMP_NUM_THREADS": str(n)})) == n - 1
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("used_before", ["", "step(); torch.ones(99, 999) @ torch.ones(999, 99)"])
 @pytest.mark.parametrize("child", ["step()", "torch.set_num_threads(2); step()", "step(8)"])
 def test_after_fork(used_before, child):
