@@ -55,13 +55,16 @@ bool has_output(const Problem& p, const BackwardArgs& a) {
   return a.output.data && p.head_dim_v > 0;
 }
 
-// Whether the output says that a row sees nothing: then it is 0, and the sink's share in the
-// softmax is 1. Beside a sink that is NaN or +inf, the output of a row that sees a key is NaN.
+// Whether a row with a log-sum-exp other than -inf sees nothing: its output is 0, and its lse is
+// the sink, whose share in the softmax is 1. How far from 1 rounding takes the share, the smaller
+// of the two says: beside a large lse that of a small sink would pass for whole. Beside a sink that
+// is NaN or +inf, the output of a row that sees a key is NaN.
 template <class E>
 bool sees_nothing(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t head,
-                  int64_t query, double share, double lse) {
-  if (!has_output(p, a) || (std::isfinite(share) && !are_whole(share, Compute<E>(lse))))
-    return false;
+                  int64_t query, double sink, double lse, double share) {
+  if (!has_output(p, a) || share == 0) return false;
+  const double least = std::min(std::abs(lse), std::abs(sink));
+  if (std::isfinite(share) && !are_whole(share, Compute<E>(least))) return false;
   const Strides& o = a.output.strides;
   const E* row = query_plane<E>(p, a.output, batch, head) + query * o.row;
   for (int64_t d = 0; d < p.head_dim_v; ++d)
@@ -89,9 +92,7 @@ void grad_sink(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t h
     const double lse = value_at<T>(p, a.lse, batch, head, query);
     if (lse == -HUGE_VAL) continue;
     const double share = exp(*sink - lse);
-    // Such a row's lse is the sink. Beside a large lse the share of a small sink passes for whole.
-    const double certain = std::min(std::abs(lse), std::abs(*sink));
-    if (sees_nothing<E>(p, a, batch, head, query, share, certain)) {
+    if (sees_nothing<E>(p, a, batch, head, query, *sink, lse, share)) {
       if (!a.direction) grad += value_at<T>(p, a.grad_lse, batch, head, query);
       continue;
     }

@@ -1,5 +1,6 @@
 """What fuzzers share: a process for each instruction set, which makes calls in rounds, each from a
 seed of its own, and a process that forks the others, once it has imported torch, and outlives them.
+It does not load qkv itself: in a child of a process that has, attention has one thread.
 
 What fails, crashes or hangs is reported with the call and with the command that makes its round
 again. A fuzzer gives `Fuzzer` its folder, and what a process does (`work`).
@@ -17,6 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROUND = 100  # the most calls of a round, few enough to make a round again in seconds
+# The calls of a round where time is given, few enough that each operator has its rounds: a commit's
+# gate has half a minute on each instruction set, which is some 200 calls of tests/truth.
+TIMED_ROUND = 5
 
 
 @dataclasses.dataclass
@@ -55,11 +59,11 @@ class Fuzzer:
         # Before torch is imported: the processes share cores, on which none is to spin.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         options = self.arguments(text, more)
-        import qkv  # It starts no threads, which a fork would not have.
+        import torch  # noqa: F401  for the forks; it starts no threads, which a fork would not have
 
         if options.seed is None:
             options.seed = random.SystemRandom().randrange(2**31)
-        isas = options.isa or qkv.supported_isas()
+        isas = options.isa or supported_isas()
         print(f"seed {options.seed}", flush=True)
         folder = self.folder.parents[1] / "build" / self.folder.name
         folder.mkdir(parents=True, exist_ok=True)
@@ -97,6 +101,25 @@ class Fuzzer:
         sys.exit(status)
 
 
+def supported_isas():
+    """Those of this CPU, by a child, since this process does not load qkv."""
+
+    def ask(pipe):
+        import qkv
+
+        pipe.send(qkv.supported_isas())
+
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=ask, args=(theirs,))
+    child.start()
+    theirs.close()
+    try:
+        return ours.recv()
+    finally:
+        child.join()
+
+
 # --- the process that makes the calls -----------------------------------------------------------
 
 
@@ -120,13 +143,15 @@ class Record:
 
 
 def rounds(options, operators):
-    """Yields (seed, operator, calls) until there are enough calls, or the time is over."""
+    """Yields (seed, operator, calls) until there are enough calls, or the time is over. Which
+    operator is first, the seed says: what little time leaves out is another one each time."""
     end = time.monotonic() + 60 * options.minutes if options.minutes else None
     left, n = options.calls, 0
-    size = ROUND if end else max(1, min(ROUND, left // len(operators)))
+    size = TIMED_ROUND if end else max(1, min(ROUND, left // len(operators)))
     while time.monotonic() < end if end else left > 0:
         calls = size if end else min(size, left)
-        yield options.seed + n // len(operators), operators[n % len(operators)], calls
+        operator = operators[(options.seed + n) % len(operators)]
+        yield options.seed + n // len(operators), operator, calls
         left, n = left - calls, n + 1
 
 

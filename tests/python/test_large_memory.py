@@ -74,8 +74,10 @@ class TestResizing:
         assert other.shape == (5,)
 
 
-def sum_of(x, queue):
-    queue.put(total(x))
+def read_once(x, written, queue):
+    """One number only: torch's sum of many has threads, which a fork lacks, and would hang."""
+    written.wait()
+    queue.put(x[3, 5].item())
 
 
 @both
@@ -97,11 +99,14 @@ class TestCopying:
         x = make()
         expected = x.clone()
         assert x.share_memory_().is_shared() and torch.equal(x, expected)
+        # The other process has started before x is written to here.
         context = multiprocessing.get_context("fork")
-        queue = context.SimpleQueue()
-        process = context.Process(target=queue.put, args=(x[3, 5].item(),))
+        queue, written = context.SimpleQueue(), context.Event()
+        process = context.Process(target=read_once, args=(x, written, queue))
         process.start()
-        assert queue.get() == expected[3, 5].item()
+        x[3, 5] = 7
+        written.set()
+        assert queue.get() == 7
         process.join()
 
     def test_numpy_keeps_it_alive(self, make):

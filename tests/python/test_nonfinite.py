@@ -218,11 +218,10 @@ class TestGradientsOfOptions:
         for x in inputs[1:]:
             x.masked_fill_(hidden[:, None], junk)
         found = gradients(fused, inputs, options, grads, LEAVES)
-        tolerance = 3 * max(TOLERANCES[dtype], 1e-5)
+        tolerance = max(TOLERANCES[dtype], 1e-5)
         for name in LEAVES[3:]:
-            torch.testing.assert_close(
-                found[name], expected[name], rtol=tolerance, atol=tolerance * S
-            )
+            atol = tolerance * max(1, expected[name].abs().max())
+            torch.testing.assert_close(found[name], expected[name], rtol=tolerance, atol=atol)
         assert (found["attn_mask"][:, hidden] == 0).all()
 
     def test_attended(self, L, S, D, dtype):

@@ -9,7 +9,8 @@ from collections import defaultdict
 
 import torch
 
-LEAST = 100  # ratios; with fewer, nothing is said
+LEAST = 30  # ratios; with fewer, nothing is said
+ALL = "all"  # the tag that every call has: of a hundred calls, few have another in common
 # The geometric mean that is allowed, and the largest and smallest ratio that counts. The noise of
 # the mean of `n` logarithms is added: three times their standard deviation / sqrt(n).
 TIMES, CLIP = 1.5, 30.0
@@ -19,7 +20,7 @@ KNOWN = {("attention_jvp", "scores", "grad value")}
 
 
 def ratios(workers):
-    """{(operator, what, tensor): logarithms of ours / theirs}, of float32 and float64."""
+    """{(operator, what, tensor): logarithms of ours / theirs}, of float32."""
     found = defaultdict(list)
     for name, worker in workers.items():
         for call, verdict in worker.verdicts:
@@ -28,7 +29,7 @@ def ratios(workers):
             tiny = 1e-9 * verdict.size
             if verdict.ours > tiny and verdict.theirs > tiny:
                 ratio = max(1 / CLIP, min(CLIP, verdict.ours / verdict.theirs))
-                for tag in call.tags:
+                for tag in (ALL, *call.tags):
                     found[name, tag, verdict.name].append(math.log(ratio))
     return found
 
