@@ -11,7 +11,7 @@ namespace qkv {
 struct Implementation;  // dispatch/kernel_table.h
 
 // The instruction sets that this CPU can run, best first: "amx", "avx512bf16", "avx512", "avx2",
-// "neon", "generic". "avx512bf16" comes after "avx512" on CPUs that have AMX
+// "neon", "generic". "avx512bf16" comes after "avx512" on Intel's CPUs
 // (dispatch/dispatch.cpp).
 QKV_CORE_API std::vector<const char*> supported_isas();
 std::vector<const Implementation*> supported_implementations();

@@ -48,7 +48,7 @@ struct RowPlaces {
       j += count;
     }
   }
-  // to [keys] = at(key), at(key + 1), ..., some at a time.
+  // to [keys] = at(key), at(key + 1), ..., a vector of addresses at a time.
   void addresses(int64_t key, int64_t keys, const E** to) const {
     constexpr int W = kLanes<double>;
     const int64_t step = row * int64_t(sizeof(E));
