@@ -13,11 +13,11 @@ namespace qkv {
 namespace {
 
 #if defined(__x86_64__)
-// On AMD's Zen 4 and 5, vdpbf16ps makes twice as many GFLOP/s of bf16 as FMA does of f32. On Intel's
-// CPUs with AMX it makes half as many (Xeon of family 6, model 207, one core: 87 by vdpbf16ps, 175
-// by FMA and 2250 by AMX's tdpbf16ps), so that there, where AMX is not permitted, or a virtual
-// machine hides it, widening to f32 takes 0.55 to 0.65 of the time. Cooper Lake, the one CPU of
-// Intel's with AVX512-BF16 and without AMX, has not been measured.
+// On AMD's Zen 4 and 5, vdpbf16ps makes twice as many GFLOP/s of bf16 as FMA does of f32. On
+// Intel's CPUs with AMX it makes half as many (Xeon of family 6, model 207, one core: 87 by
+// vdpbf16ps, 175 by FMA and 2250 by AMX's tdpbf16ps), so that there, where AMX is not permitted, or
+// a virtual machine hides it, widening to f32 takes 0.55 to 0.65 of the time. Cooper Lake, the one
+// CPU of Intel's with AVX512-BF16 and without AMX, has not been measured.
 bool vdpbf16ps_pays() { return !__builtin_cpu_is("intel") || __builtin_cpu_is("cooperlake"); }
 #endif
 
