@@ -1,6 +1,7 @@
 """Choosing the instruction set: QKV_ISA, qkv.set_isa, and their errors."""
 
 import re
+from pathlib import Path
 
 import pytest
 from common import run_python
@@ -68,6 +69,9 @@ def test_set_unsupported():
 def test_best_first():
     order = ["amx", "avx512bf16", "avx512", "avx2", "neon", "generic"]
     isas = qkv.supported_isas()
-    if "amx" in isas:  # then vectors multiply bf16 at half the rate of f32
+    cpu = Path("/proc/cpuinfo").read_text()
+    # Intel's vectors multiply bf16 at half the rate of f32, but for Cooper Lake's, which nobody has
+    # measured.
+    if "GenuineIntel" in cpu and not re.search(r"^model\s*: 85$", cpu, re.MULTILINE):
         order[1:3] = ["avx512", "avx512bf16"]
     assert isas == sorted(isas, key=order.index) and isas[-1] == "generic"
