@@ -81,7 +81,6 @@ struct BackwardSums {
   // Of GradMask::queries [G * L], and of GradMask::keys [S, G].
   std::array<double*, kMasks> mask_rows{};
   std::array<void*, kMasks> mask_keys{};
-  void* tables = nullptr;  // of a score program (drivers/table_sums.h)
 };
 
 // An item of the backward pass: rows [row_begin, row_end) of a plane, whole blocks of them, against
@@ -99,7 +98,8 @@ struct BackwardItem {
   bool descends;
   // Whether no item after this one adds to the sums of these rows, of which there is one part.
   bool completes_rows;
-  BackwardSums sums;
+  const BackwardSums& sums;
+  void* tables = nullptr;  // the sum of a score program (drivers/table_sums.h)
   // The plane that the thread will probably go on with, as ForwardItem::next. Null: not known, or
   // the item is not all of its plane.
   const Plane* next = nullptr;
@@ -111,7 +111,7 @@ struct BackwardItem {
 struct Finished {
   Plane plane;
   int64_t begin, end;
-  BackwardSums sums;
+  const BackwardSums& sums;
   int64_t parts = 1, part_bytes = 0, part_blocks = 0;
 };
 

@@ -126,8 +126,8 @@ void BackwardTask::order_cells(int64_t bands) {
 }
 
 size_t BackwardTask::kernel_bytes() const {
-  BackwardItem largest{};
-  largest.key_end = std::min(most_keys_, std::max<int64_t>(1, keys_));
+  const int64_t keys = std::min(most_keys_, std::max<int64_t>(1, keys_));
+  const BackwardItem largest{{}, 0, 0, 0, keys, 0, false, false, {}};
   return kernels_.backward(*ItemProblem(p_, stretch_.first), args_, largest, nullptr);
 }
 
@@ -194,9 +194,10 @@ void BackwardTask::run_plane(const BackwardArgs& args, const Plane& plane, const
   const ItemProblem item(p_, plane.batch);
   const BackwardSums first = sums_.of_part(*item, plane, 0, memory);
   for (int64_t part = 0; part < grid_.parts(); ++part) {
-    const BackwardSums sums = part == 0 ? first : sums_.of_part(*item, plane, part, memory);
+    std::optional<BackwardSums> its;
+    if (part > 0) its = sums_.of_part(*item, plane, part, memory);
     for (const Cell& cell : cells_[part]) {
-      run_cell(*item, args, plane, part, cell, sums, workspace, next);
+      run_cell(*item, args, plane, part, cell, its ? *its : first, workspace, next);
       if (ends_rows(cell) && part + 1 == grid_.parts())
         sums_.finish_rows(*item, plane, grid_.rows(cell.rows), first);
     }
@@ -205,10 +206,10 @@ void BackwardTask::run_plane(const BackwardArgs& args, const Plane& plane, const
 }
 
 void BackwardTask::run_cell(const Problem& p, const BackwardArgs& args, const Plane& plane,
-                            int64_t part, const Cell& cell, BackwardSums sums, void* workspace,
-                            const Plane* next) const {
+                            int64_t part, const Cell& cell, const BackwardSums& sums,
+                            void* workspace, const Plane* next) const {
   const int64_t number = (plane.batch - stretch_.first) * p.kv_heads + plane.kv_head;
-  sums.tables = tables_.sum(number, part, cell.row);
+  void* const tables = tables_.sum(number, part, cell.row);
   const Range keys = grid_.keys(part, cell.keys);
   if (cell.row_rank == 0) sums_.clear_rows(sums, grid_.rows(cell.rows));
   if (cell.key_rank == 0) sums_.clear_keys(sums, keys);
@@ -217,7 +218,7 @@ void BackwardTask::run_cell(const Problem& p, const BackwardArgs& args, const Pl
     kernels_.backward(
         p, args,
         {plane, of.rows.begin, of.rows.end, of.keys.begin, of.keys.end, grid_.strips().keys,
-         grid_.strips().descends, completes && of.ends_rows, sums,
+         grid_.strips().descends, completes && of.ends_rows, sums, tables,
          of.rows.end - of.rows.begin == rows_ && of.keys.end - of.keys.begin == keys_ ? next
                                                                                       : nullptr},
         workspace);

@@ -68,7 +68,7 @@ class BackwardTask {
   size_t kernel_bytes() const;     // the workspace of a kernel
   int64_t gradient_bytes() const;  // of query, key and value
   void run_cell(const Problem& p, const BackwardArgs& args, const Plane& plane, int64_t part,
-                const Cell& cell, BackwardSums sums, void* workspace,
+                const Cell& cell, const BackwardSums& sums, void* workspace,
                 const Plane* next = nullptr) const;
   // next: the plane after it; null: not known.
   void run_plane(const BackwardArgs& args, const Plane& plane, const Plane* next,

@@ -114,7 +114,7 @@ BackwardSums PlaneSums::of_part(const Problem& p, const Plane& plane, int64_t pa
   return sums;
 }
 
-void PlaneSums::clear_rows(const BackwardSums& sums, const Range& rows) const {
+void PlaneSums::clear_rows(const BackwardSums& sums, Range rows) const {
   if (rows.is_empty()) return;
   const Range blocks{rows.begin / kGradRows, ceil_div(rows.end, kGradRows)};
   std::fill(sums.query_sums + blocks.begin, sums.query_sums + blocks.end, QuerySums::none);
@@ -124,7 +124,7 @@ void PlaneSums::clear_rows(const BackwardSums& sums, const Range& rows) const {
     if (of) std::fill(of + rows.begin, of + rows.end, 0.);
 }
 
-void PlaneSums::clear_keys(const BackwardSums& sums, const Range& keys) const {
+void PlaneSums::clear_keys(const BackwardSums& sums, Range keys) const {
   if (keys.is_empty()) return;
   const auto clear = [&](void* of, int64_t size) {
     if (of)
@@ -136,14 +136,14 @@ void PlaneSums::clear_keys(const BackwardSums& sums, const Range& keys) const {
   for (void* of : sums.mask_keys) clear(of, group_);
 }
 
-void PlaneSums::finish_rows(const Problem& p, const Plane& plane, const Range& rows,
+void PlaneSums::finish_rows(const Problem& p, const Plane& plane, Range rows,
                             const BackwardSums& first) const {
   if (!args_.grad_query.data) return;
   kernels_.finish_rows(p, args_,
                        {plane, rows.begin, rows.end, first, parts_, query_bytes(), blocks_});
 }
 
-void PlaneSums::finish_keys(const Problem& p, const Plane& plane, const Range& keys,
+void PlaneSums::finish_keys(const Problem& p, const Plane& plane, Range keys,
                             const BackwardSums& sums) const {
   kernels_.finish_keys(p, args_, {plane, keys.begin, keys.end, sums});
 }

@@ -34,14 +34,14 @@ class PlaneSums {
   BackwardSums of_part(const Problem& p, const Plane& plane, int64_t part,
                        const BackwardSums& own) const;
   // Set the sums of some rows, or keys, of a plane to 0.
-  void clear_rows(const BackwardSums& sums, const Range& rows) const;
-  void clear_keys(const BackwardSums& sums, const Range& keys) const;
+  void clear_rows(const BackwardSums& sums, Range rows) const;
+  void clear_keys(const BackwardSums& sums, Range keys) const;
 
   // Complete the gradients of some rows, or keys, or of what belongs to heads.
   // `first`: the sums of the first part; `own`: what take() has returned.
-  void finish_rows(const Problem& p, const Plane& plane, const Range& rows,
+  void finish_rows(const Problem& p, const Plane& plane, Range rows,
                    const BackwardSums& first) const;
-  void finish_keys(const Problem& p, const Plane& plane, const Range& keys,
+  void finish_keys(const Problem& p, const Plane& plane, Range keys,
                    const BackwardSums& sums) const;
   void finish_heads(const Problem& p, const Plane& plane, const BackwardSums& own) const;
 

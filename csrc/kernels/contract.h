@@ -39,11 +39,6 @@ static_assert(kGradRows % kTileRows<float> == 0 && kGradRows % kTileRows<double>
               "(narrow_rows), so tiles must fill a block of rows without a remainder: "
               "kVectorBytes must be at most 128");
 
-static_assert(kGradRows % (kVectorsInStep * kLanes<double>) == 0,
-              "The backward pass takes one exponential for each of kGradRows rows, in double, "
-              "kVectorsInStep vectors at a time (split_lse): with a remainder it would write past "
-              "their end");
-
 static_assert(kVectorsInStep >= 2 && kVectorsInStep % 2 == 0,
               "The softmax takes the exponentials of kVectorsInStep / 2 keys of a tile two vectors "
               "wide in step (softmax_tile). Of 0 keys it would never end, and of an odd number of "

@@ -116,8 +116,7 @@ void multiply_tiles(const MicroArgs<Pair>& args, int64_t rows, int64_t column) {
 
 // `columns` is a multiple of 16.
 template <>
-inline void gemm<Pair>(int64_t rows, int64_t columns, const MicroArgs<Pair>& product) {
-  MicroArgs<Pair> args = product;
+inline void gemm<Pair>(int64_t rows, int64_t columns, MicroArgs<Pair>&& args) {
   for (; rows > 0; rows -= 2 * kTile) {
     for (int64_t n = 0; n < columns; n += 2 * kTile) {
       const bool wide = columns - n > kTile, tall = rows > kTile;

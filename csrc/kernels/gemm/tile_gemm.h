@@ -80,9 +80,10 @@ QKV_INLINE int64_t whole_columns(int64_t count) {
 }
 
 template <class E, Access access>
-void gemm_access(int64_t rows, int64_t columns, const MicroArgs<E>& product) {
+void gemm_access(int64_t rows, int64_t columns, MicroArgs<E>& args) {
   constexpr int W = kLanes<E>;
-  MicroArgs<E> args = product;
+  const E* const a = args.a;
+  auto* const c = args.c;
   for (int64_t at = 0; at < columns;) {
     const int64_t left = columns - at;
     const int step = left >= 2 * W ? 2 * W : left >= W ? W : W / 2;
@@ -93,17 +94,18 @@ void gemm_access(int64_t rows, int64_t columns, const MicroArgs<E>& product) {
     else if constexpr (kTakesHalves<E>)
       gemm_panel<E, access, kHalf>(rows, args);
     at += step;
-    args.a = product.a;
+    args.a = a;
     args.b += step;
-    args.c = product.c + at;
+    args.c = c + at;
     if (args.lanes) args.lanes += step;
   }
 }
 
 // The product above for C [rows x columns]; `columns` is a multiple of kLanes<E>, or of half of it
-// if kTakesHalves<E>, and a_row or a_col is 1.
+// if kTakesHalves<E>, and a_row or a_col is 1. Overwrites args: a copy of them would read as whole
+// vectors what has just been written number by number, and a core waits until that is in its cache.
 template <class E>
-void gemm(int64_t rows, int64_t columns, const MicroArgs<E>& args) {
+void gemm(int64_t rows, int64_t columns, MicroArgs<E>&& args) {
   if (args.a_col == 1) return gemm_access<E, kRowMajor>(rows, columns, args);
   gemm_access<E, kColumnMajor>(rows, columns, args);
 }

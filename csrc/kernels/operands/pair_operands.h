@@ -126,7 +126,7 @@ class RowOperand<BFloat16> {
         zipped_(arena.take<Pair>(pairs_in(max_rows) * step())) {}
 
   void read(const Rows<const BFloat16>& rows, int64_t begin, int64_t valid, int64_t count,
-            float factor = 1) {
+            float factor = 1, bool = false) {
     factor_ = factor;
     // The members are copied because the compiler cannot tell that the stores leave them alone, and
     // would load them again after each.

@@ -14,7 +14,7 @@ constexpr int64_t packed_size(int64_t dim) {
   return padded<Natural<E>>(dim) * int64_t(sizeof(Natural<E>)) / int64_t(sizeof(Factor<E>));
 }
 
-// Reads rows into scratch memory [rows, padded<Natural<E>>(dim)].
+// Reads rows into scratch memory [rows, padded<Natural<E>>(dim)], or refers to them where they lie.
 template <class E>
 class RowOperand {
   using T = Compute<E>;
@@ -24,8 +24,18 @@ class RowOperand {
       : dim_(dim), rows_(arena.take<T>(max_rows * padded<T>(dim))) {}
 
   // Reads rows [begin, begin + valid) times `factor`, and adds rows of zeros up to `count`, a
-  // multiple of the lanes of a vector.
-  void read(const Rows<const E>& rows, int64_t begin, int64_t valid, int64_t count, T factor = 1) {
+  // multiple of the lanes of a vector. may_refer: rows that would be copied as they are need not
+  // be; nobody calls natural() then.
+  void read(const Rows<const E>& rows, int64_t begin, int64_t valid, int64_t count, T factor = 1,
+            bool may_refer = false) {
+    matrix_ = {rows_, step(), 1};
+    if constexpr (std::is_same_v<E, T>) {
+      const bool lie_whole = rows.group == 1 && rows.col == 1 && dim_ == step() && valid == count;
+      if (may_refer && lie_whole && factor == 1) {
+        matrix_ = {rows[begin], rows.row, 1};
+        return;
+      }
+    }
     gather_rows(rows, begin, valid, count, dim_, rows_);
     if (factor == 1) return;
     for (int64_t i = 0; i < valid * step(); ++i) rows_[i] *= factor;
@@ -34,14 +44,14 @@ class RowOperand {
   // Returns the transposed matrix [dim x lanes] of rows [lane, lane + lanes) times `factor`, which
   // it writes to `to` [packed_size(dim) * lanes].
   QKV_INLINE RightOperand<T> pack(int64_t lane, int64_t lanes, T factor, T* to) const {
-    transpose<T>(rows_ + lane * step(), step(), to, lanes, lanes, step(), factor);
+    transpose<T>(matrix_.from(lane).data, matrix_.row, to, lanes, lanes, step(), factor);
     return {to, lanes};
   }
 
   // Must be called for the first `count` rows before rows(): pairs are made of two rows.
   void zip(int64_t) const {}
   // The rows from `lane` on, a multiple of kDepthMultiple<E>: [rows x padded<T>(dim)].
-  RightOperand<T> rows(int64_t lane) const { return {rows_ + lane * step(), step()}; }
+  RightOperand<T> rows(int64_t lane) const { return {matrix_.from(lane).data, matrix_.row}; }
 
   // The rows as they were read, step() apart. Whoever writes to them calls zip() again.
   T* natural() const { return rows_; }
@@ -68,6 +78,7 @@ class RowOperand {
  private:
   int64_t dim_;
   T* rows_;
+  Matrix<T> matrix_{};
 };
 
 // Packs the queries of a tile, times scale, into `to` [packed_size(D) x lanes]. Lanes without a row

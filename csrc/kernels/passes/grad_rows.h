@@ -99,9 +99,11 @@ template <class E, class T = Compute<E>>
 void row_dots(Rows<const E> a, Rows<const E> b, int64_t begin, int64_t rows, int64_t dim, T* to) {
   constexpr int W = kLanes<T>;
   for (int64_t r = 0; r < rows; r += W) {
-    Vec<T> sums[W] = {};
-    T rest[W] = {};
-    for (int64_t i = 0; i < std::min<int64_t>(W, rows - r); ++i)
+    Vec<T> sums[W];
+    T rest[W];
+    const int64_t count = std::min<int64_t>(W, rows - r);
+    for (int64_t i = count; i < W; ++i) sums[i] = Vec<T>{}, rest[i] = 0;
+    for (int64_t i = 0; i < count; ++i)
       rest[i] = multiply_elements(a[begin + r + i], a.col, b[begin + r + i], b.col, dim, sums[i]);
     store(to + r, sum_lanes<T>(sums) + load(rest));
   }
@@ -115,28 +117,25 @@ void row_dots(Rows<const E> a, Rows<const E> b, int64_t begin, int64_t rows, int
 template <class E, class T = Compute<E>>
 void split_lse(const Problem& p, const Rows<const T>& lse, int64_t row, int64_t rows,
                const BackwardScratch<E>& s) {
-  // Whole tiles, and whole steps of the exponential.
-  constexpr int64_t kStep = kVectorsInStep * kLanes<double>;
-  constexpr int64_t kMultiple = std::max<int64_t>(kStep, kTileRows<T>);
-  static_assert(kMultiple % kStep == 0 && kMultiple % kTileRows<T> == 0 &&
-                kGradRows % kMultiple == 0);
-  const int64_t lanes = (rows + kMultiple - 1) / kMultiple * kMultiple;
+  constexpr int kVectors = kLanes<T> / kLanes<double>;
+  const int64_t lanes = padded<T>(rows);
   T numbers[kGradRows];
   for (int64_t r = 0; r < rows; ++r) numbers[r] = *lse[row + r];
   std::fill(numbers + rows, numbers + lanes, -kInfinity<T>);
   // lse = log(sum of exp(score)) over S keys. If all scores of the row were equal, each would be
   // lse - log(S), and no score is ever larger than lse. The weights' exponent is taken relative to
-  // that point, so that it stays small. Where bits are fixed, a row knows nothing of S.
-  const T spread = kFixedBits ? T(0) : T(std::log(double(p.seqlen_k)));
+  // that point, or one less than log(2) beside it, so that it stays small. Where bits are fixed, a
+  // row knows nothing of S.
+  const T spread = kFixedBits ? T(0) : T(63 - __builtin_clzll(uint64_t(p.seqlen_k) | 1)) * T(kLn2);
   for (int64_t r = 0; r < lanes; r += kLanes<T>) {
     const Reference<T> reference(load(numbers + r) - spread);
     store(s.base + r, reference.base);
     store(s.shift + r, reference.shift);
   }
-  for (int64_t r = 0; r < lanes; r += kStep) {
-    Vec<double> exponent[kVectorsInStep];
+  for (int64_t r = 0; r < lanes; r += kLanes<T>) {
+    Vec<double> exponent[kVectors];
     QKV_UNROLL
-    for (int i = 0; i < kVectorsInStep; ++i) {
+    for (int i = 0; i < kVectors; ++i) {
       const int64_t at = r + i * kLanes<double>;
       const Vec<double> of = load_double(numbers + at);
       exponent[i] = load_double(s.shift + at) - (of - load_double(s.base + at)) * kLog2e;
@@ -145,8 +144,7 @@ void split_lse(const Problem& p, const Rows<const T>& lse, int64_t row, int64_t 
     }
     exp2<double>(exponent);
     QKV_UNROLL
-    for (int i = 0; i < kVectorsInStep; ++i)
-      store_double(s.factor + r + i * kLanes<double>, exponent[i]);
+    for (int i = 0; i < kVectors; ++i) store_double(s.factor + r + i * kLanes<double>, exponent[i]);
   }
 }
 

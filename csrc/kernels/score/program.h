@@ -86,7 +86,7 @@ template <class T, int N>
 void run_backward(const Problem& p, const program::Compiled& program, const BackwardItem& item,
                   const Tile& tile, int64_t key, int64_t keys, const ProgramTile<T>& given,
                   T* const (&gradients)[N]) {
-  void* const sums = item.sums.tables;
+  void* const sums = item.tables;
   for (T* const numbers : gradients)
     if (sums && !kFixedBits) clear_lanes_without_row(tile, keys, numbers);
   interpret<T>(p, program, tile, key, given, [&](Interpreter<T>& of) {
