@@ -54,12 +54,13 @@ bool has_few_keys(const Problem& p) {
 }
 
 // Whether the weights of a row with that lse are added up in a pass of their own.
-inline bool sums_row(const Problem& p, const BackwardArgs& a, double lse) {
-  const bool is_large = std::abs(lse) >= kLargeLse;
+template <class T>
+bool sums_row(const Problem& p, const BackwardArgs& a, T lse) {
+  const bool is_large = std::abs(lse) >= T(kLargeLse);
   const bool is_rounded = p.dtype != compute_type(p.dtype) && a.grad_by_head[kAlibiSlopes].data;
   // The package makes second derivatives of half precision in f32 (run_wide), so that O is precise.
   const bool is_off = is_large || (is_rounded && !a.direction);
-  return a.grad_weights.data || (is_off && std::abs(lse) < HUGE_VAL);
+  return a.grad_weights.data || (is_off && std::abs(lse) < std::numeric_limits<T>::infinity());
 }
 
 // Gives BackwardArgs::row_sums [B..., H, L, 2] strides, and returns how many elements that takes.

@@ -178,17 +178,16 @@ class RowTask {
   void run_rows(int64_t index, void* workspace) const {
     const Place at = place(index);
     // Most often a thread goes on with the next item of the list.
-    std::optional<ForwardItem> next;
-    if (has_simple_items() && index + 1 < items().count) {
-      const Place to = place(index + 1);
-      next = kernel_item(to.plane, to.split, to.begin, to.end);
-      if (p_.spans && next->plane.batch != stretch_.plane(p_, at.plane).batch) next.reset();
-    }
-    const ItemProblem item(p_, stretch_.plane(p_, at.plane).batch);
+    bool has_next = has_simple_items() && index + 1 < items().count;
+    const Place to = has_next ? place(index + 1) : at;
+    const ForwardItem next = kernel_item(to.plane, to.split, to.begin, to.end);
+    const int64_t batch = stretch_.plane(p_, at.plane).batch;
+    has_next &= !p_.spans || next.plane.batch == batch;
+    const ItemProblem item(p_, batch);
     for (int64_t plane = at.plane; plane < at.plane + item_planes_; ++plane)
       for (int64_t row = at.begin; row < at.end; row += call_rows_)
         attend(*item, plane, at.split, row, at.end, parts_ + plane * parts_bytes_, workspace,
-               next ? &*next : nullptr);
+               has_next ? &next : nullptr);
   }
 
   void run_plane(int64_t plane, void* workspace) const {

@@ -58,7 +58,7 @@ bool has_output(const Problem& p, const BackwardArgs& a) {
 // Whether a row with a log-sum-exp other than -inf sees nothing: its output is 0, and its lse is
 // the sink, whose share in the softmax is 1. How far from 1 rounding takes the share, the smaller
 // of the two says: beside a large lse that of a small sink would pass for whole. Beside a sink that
-// is NaN or +inf, the output of a row that sees a key is NaN.
+// is NaN or +inf, the output of a row that sees a key is NaN. One of -inf has no share.
 template <class E>
 bool sees_nothing(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t head,
                   int64_t query, double sink, double lse, double share) {

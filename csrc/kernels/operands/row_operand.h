@@ -21,7 +21,7 @@ class RowOperand {
 
  public:
   RowOperand(Arena& arena, int64_t max_rows, int64_t dim)
-      : dim_(dim), rows_(arena.take<T>(max_rows * padded<T>(dim))) {}
+      : dim_(dim), rows_(arena.take<T>(max_rows * padded<T>(dim))), matrix_{rows_, step(), 1} {}
 
   // Reads rows [begin, begin + valid) times `factor`, and adds rows of zeros up to `count`, a
   // multiple of the lanes of a vector. may_refer: rows that would be copied as they are need not
@@ -78,7 +78,7 @@ class RowOperand {
  private:
   int64_t dim_;
   T* rows_;
-  Matrix<T> matrix_{};
+  Matrix<T> matrix_;
 };
 
 // Packs the queries of a tile, times scale, into `to` [packed_size(D) x lanes]. Lanes without a row

@@ -98,13 +98,15 @@ QKV_INLINE void fetch(const E* part) {
 
 // Has the CPU look up where a call's keys or values [key, key + keys) lie, which are read next, if
 // they are in a cache's pages: it foresees none. bf16 in pages of 4 KiB takes 0.92 to 0.96 of the
-// time from memory by it (Zen 5); 1.05 in a second-level cache, and 1.2 with pages of one row. It
-// is inlined: GCC drops calls of a function that only prefetches.
+// time from memory by it (Zen 5); 1.05 in a second-level cache, where up to kNearKeys bytes of keys
+// and values are taken to be, and 1.2 with pages of one row. It is inlined: GCC drops calls of a
+// function that only prefetches.
+constexpr double kNearKeys = 1 << 20;
 template <class E>
 QKV_INLINE void look_up_pages(const Problem& p, const KeyRows<E>& rows, int64_t key, int64_t keys) {
   const RowPlaces<E>& places = rows.places();
   const int64_t bytes = places.row * int64_t(sizeof(E));
-  if (!places.pages || places.pages->size * bytes < kPage / 2 || bytes_of_keys<E>(p) <= 1 << 20)
+  if (!places.pages || places.pages->size * bytes < kPage / 2 || bytes_of_keys<E>(p) <= kNearKeys)
     return;
   places.for_each_piece(key, keys, [&](const E* from, int64_t count, int64_t) QKV_INLINE_LAMBDA {
     touch_pages(from, count * bytes);
