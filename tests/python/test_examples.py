@@ -65,8 +65,9 @@ def test_translate(capsys):
 
 @pytest.mark.long
 def test_vit_digits():
+    # Seeds 0 to 4 come to 93.3 to 96.9 %, instruction sets to 95.0 to 95.6 %, and chance to 10.
     (command,) = commands("vit_digits")
-    assert load("vit_digits").main([*command, "--steps", "300"]) > 0.95
+    assert load("vit_digits").main([*command, "--steps", "300"]) > 0.9
 
 
 @pytest.mark.long
