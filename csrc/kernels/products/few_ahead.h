@@ -96,12 +96,13 @@ QKV_INLINE void fetch(const E* part) {
     touch_pages(part + kRowAhead / int64_t(sizeof(E)), 1);
 }
 
+// Paged keys and values of no more bytes in all are taken to be in a second-level cache.
+constexpr double kNearKeys = 1 << 20;
+
 // Has the CPU look up where a call's keys or values [key, key + keys) lie, which are read next, if
 // they are in a cache's pages: it foresees none. bf16 in pages of 4 KiB takes 0.92 to 0.96 of the
-// time from memory by it (Zen 5); 1.05 in a second-level cache, where up to kNearKeys bytes of keys
-// and values are taken to be, and 1.2 with pages of one row. It is inlined: GCC drops calls of a
-// function that only prefetches.
-constexpr double kNearKeys = 1 << 20;
+// time from memory by it (Zen 5); 1.05 in a second-level cache, and 1.2 with pages of one row. It
+// is inlined: GCC drops calls of a function that only prefetches.
 template <class E>
 QKV_INLINE void look_up_pages(const Problem& p, const KeyRows<E>& rows, int64_t key, int64_t keys) {
   const RowPlaces<E>& places = rows.places();
